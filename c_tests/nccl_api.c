@@ -330,6 +330,31 @@ static void operators(void) {
     CHECK_OK(ncclCommDestroy(other));
 }
 
+/* One communicator's is none of another's, also where both have made as many. A child has none of its parent's. */
+static void operators_belong_to_a_communicator(void) {
+    ncclComm_t comms[2] = {alone(), alone()}, child = NULL;
+    ncclRedOp_t ops[2];
+    float factors[2] = {2, 3}, x = 5, y = 0;
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(ncclRedOpCreatePreMulSum(&ops[i], &factors[i], ncclFloat, ncclScalarHostImmediate, comms[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_FAILS(ncclInvalidArgument, "unknown", ncclAllReduce(&x, &y, 1, ncclFloat, ops[1 - i], comms[i], NULL));
+        CHECK_FAILS(ncclInvalidArgument, "no operator of this communicator", ncclRedOpDestroy(ops[1 - i], comms[i]));
+        CHECK(y == 0);
+    }
+    CHECK_OK(ncclCommSplit(comms[0], 0, 0, &child, NULL));
+    CHECK_FAILS(ncclInvalidArgument, "unknown", ncclAllReduce(&x, &y, 1, ncclFloat, ops[0], child, NULL));
+    CHECK_OK(ncclCommDestroy(child));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ops[i], comms[i], NULL));
+        CHECK(y == factors[i] * x);
+        CHECK_OK(ncclRedOpDestroy(ops[i], comms[i]));
+        CHECK_OK(ncclCommDestroy(comms[i]));
+        y = 0;
+    }
+}
+
 static void memory_and_registrations(void) {
     ncclComm_t comm = alone(), other = alone();
     void *memory = NULL, *handle = NULL, *pointer = NULL;
@@ -494,6 +519,7 @@ int main(void) {
     groups();
     groups_belong_to_their_thread();
     operators();
+    operators_belong_to_a_communicator();
     memory_and_registrations();
     what_is_not_supported_says_so();
     the_ends_of_a_communicator();

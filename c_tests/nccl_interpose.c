@@ -1,9 +1,12 @@
 /*
  * A program that puts itself between its callers and the library, as profilers do: its ncclAllReduce counts, and goes on to
- * pncclAllReduce, which must not come back.
+ * pncclAllReduce, which must not come back. And a program of both faces, which are in one library and have one log.
  */
 
 #include "nccl_harness.h"
+
+/* The native face, which libnccl.so.2 has, too; its header lies apart from NCCL's. */
+#include "../include/unisono.h"
 
 static int calls;
 
@@ -14,8 +17,70 @@ ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, n
     return pncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
 }
 
+/* ---- the log of both faces */
+
+/* Has NCCL's face warn. */
+static void warn(void) {
+    CHECK_FAILS(ncclInvalidArgument, "version is NULL", ncclGetVersion(NULL));
+}
+
+static void count_warning(void *user, unisono_log_level_t level, const char *message) {
+    CHECK(level == UNISONO_LOG_WARN && strstr(message, "version is NULL") != NULL);
+    ++*(int *)user;
+}
+
+static void the_native_face_is_called_first(void) {
+    CHECK(unisono_dtype_size(UNISONO_INT8) == 1);
+    warn();
+}
+
+static void a_function_is_given_last(void) {
+    int count = 0;
+    warn();
+    CHECK(unisono_log_set(UNISONO_LOG_WARN, count_warning, &count) == UNISONO_OK);
+    warn();
+    CHECK(count == 1);
+}
+
+static void a_function_is_given_first(void) {
+    int count = 0;
+    CHECK(unisono_log_set(UNISONO_LOG_WARN, count_warning, &count) == UNISONO_OK);
+    warn();
+    CHECK(count == 1);
+}
+
+/* In a process of its own, with NCCL_DEBUG: the version comes once, and so many warnings that the program takes nothing of. */
+static void logs(void (*body)(void), int warnings) {
+    char path[] = "/tmp/nccl-debug-XXXXXX", told[4096] = {0};
+    int file = mkstemp(path);
+    CHECK(file >= 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(30);
+        setenv("NCCL_DEBUG", "WARN", 1);
+        setenv("NCCL_DEBUG_FILE", path, 1);
+        body();
+        exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(read(file, told, sizeof told - 1) > 0);
+    close(file);
+    unlink(path);
+    const char *version = strstr(told, "NCCL version ");
+    CHECK(version != NULL && strstr(version + 1, "NCCL version ") == NULL);
+    for (const char *line = told; (line = strstr(line, " NCCL WARN ")) != NULL; line++) {
+        warnings--;
+    }
+    CHECK(warnings == 0);
+}
+
 int main(void) {
     setenv("UNISONO_NCCL_HOST", "1", 1);
+    /* First: the log is there from a process's first call on. */
+    logs(the_native_face_is_called_first, 1);
+    logs(a_function_is_given_last, 1);
+    logs(a_function_is_given_first, 0);
     ncclUniqueId id;
     ncclComm_t comm = NULL;
     float x = 3, y = 0;

@@ -3,6 +3,7 @@
  *   nccl_ranks [collectives|groups|places|nonblocking|faults]
  */
 
+#include <dirent.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -369,6 +370,70 @@ static void abort_of_a_creation(int rank, int size, ncclUniqueId id) {
     CHECK(lonely == NULL);
 }
 
+/* Written to by each rank that needs rank 0 no more, and by rank 0 when the others may come. */
+static int rank_is_done[2], others_may_come[2];
+
+static void await_bytes(const int pipe_ends[2], int count) {
+    char byte;
+    for (int i = 0; i < count; i++) CHECK(read(pipe_ends[0], &byte, 1) == 1);
+}
+
+/* One rank's interface does not exist. All hear of that, though rank 0, which serves the meeting, does so before the last one, and goes on
+ * then. */
+static void a_rank_without_an_interface(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = NULL;
+    if (rank == 1) setenv("UNISONO_INTERFACE", "nosuch0", 1);
+    double start = seconds_now();
+    CHECK(ncclCommInitRank(&comm, size, id, rank) != ncclSuccess);
+    CHECK_TEXT("nosuch0");
+    CHECK(seconds_now() - start < 20);
+    CHECK(comm == NULL);
+    if (rank == 0) {
+        await_bytes(rank_is_done, size - 1);
+    } else {
+        CHECK(write(rank_is_done[1], "", 1) == 1);
+    }
+}
+
+/* Whether this process has a thread of this name. */
+static int has_thread(const char *name) {
+    DIR *tasks = opendir("/proc/self/task");
+    int found = 0;
+    CHECK(tasks != NULL);
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;) {
+        char path[512], line[64] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *comm = fopen(path, "r");
+        if (comm == NULL) continue;
+        if (fgets(line, sizeof line, comm) != NULL) line[strcspn(line, "\n")] = '\0';
+        found |= strcmp(line, name) == 0;
+        fclose(comm);
+    }
+    closedir(tasks);
+    return found;
+}
+
+/* Rank 0, which serves the meeting, gives it up and goes on; rank 1 comes when that is over, and is told. */
+static void late_for_a_meeting(int rank, int size, ncclUniqueId id) {
+    if (rank == 0) {
+        double end = seconds_now() + 40;
+        abort_of_a_creation(rank, size, id);
+        while (has_thread("unisono-meet")) {
+            CHECK(seconds_now() < end);
+            sleep_ms(5);
+        }
+        CHECK(write(others_may_come[1], "", 1) == 1);
+        await_bytes(rank_is_done, size - 1);
+        return;
+    }
+    ncclComm_t comm = NULL;
+    await_bytes(others_may_come, 1);
+    double start = seconds_now();
+    CHECK_FAILS(ncclRemoteError, "rank 0 has called the meeting off", ncclCommInitRank(&comm, size, id, rank));
+    CHECK(seconds_now() - start < 10);
+    CHECK(write(rank_is_done[1], "", 1) == 1);
+}
+
 static int may_block, rank_0_is_done[2];
 
 /* Rank 0 shrinks what rank 1, which stays, does not shrink. Whoever watches over it has the parent alone, and aborts that. */
@@ -539,6 +604,9 @@ int main(int argc, char **argv) {
     if (WANTED("faults")) {
         nccl_ranks(3, 60, aborts);
         nccl_ranks(2, 60, abort_of_a_creation);
+        CHECK(pipe(rank_is_done) == 0 && pipe(others_may_come) == 0);
+        nccl_ranks(3, 60, a_rank_without_an_interface);
+        nccl_ranks(2, 60, late_for_a_meeting);
         CHECK(pipe(rank_0_is_done) == 0);
         for (may_block = 0; may_block < 2; may_block++) nccl_ranks(3, 60, abort_of_a_parent);
         nccl_ranks(3, 60, mismatches);

@@ -100,7 +100,8 @@ typedef enum unisono_status {
     UNISONO_TIMEOUT = 4,
     /// A peer died, left, or reported a failure.
     UNISONO_PEER_FAILED = 5,
-    /// The communicator was aborted by its user.
+    /// The program ended it: unisono_context_abort on some rank, or, and then the context has not failed, unisono_work_cancel or
+    /// unisono_buffer_abort_wait.
     UNISONO_ABORTED = 6,
     /// This rank is not a member of the group.
     UNISONO_NOT_MEMBER = 7,
@@ -400,7 +401,7 @@ typedef struct unisono_context_options_t {
     /// The unique id that one rank made and all have, or else `store`.
     const struct unisono_unique_id_t *id;
     /// The group's name, for errors and logs, the same on every rank; NULL: "default". Groups that meet in the same
-    /// store have different names.
+    /// store have different names. One whose meeting has failed is spent in that store: the ranks try again with another.
     const char *name;
     /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
     /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never.
@@ -502,7 +503,9 @@ typedef struct unisono_algorithm_options_t {
     /// Others: the first is sent and the second received, with the sizes of the function of that name; what that ignores may be NULL
     /// here, too. Barrier: none.
     void *const *pointers;
-    /// How many buffers.
+    /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks together, every rank
+    /// has the same number: others are UNISONO_MISMATCH. So are, where floats shorter than 4 bytes are combined, ranks with one
+    /// buffer beside ranks with several: every rank has one, or every rank has several, in whatever numbers.
     uint64_t pointer_count;
     /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run starts when they have
     /// come to it, and what they are given afterwards finds the result; errors after that are the context's. Without, a
@@ -578,14 +581,16 @@ unisono_status_t unisono_store_create_prefix(const struct unisono_store_t *paren
                                              const char *prefix,
                                              struct unisono_store_t **store);
 
-/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it.
+/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it. Waits for the store's answer, for
+/// UNISONO_DEFAULT_TIMEOUT_MS at most; functions of the caller's own have no limit.
 unisono_status_t unisono_store_set(const struct unisono_store_t *store,
                                    const char *key,
                                    const void *value,
                                    uint64_t bytes);
 
-/// Waits until `key` exists, for at most `timeout_ms` milliseconds (UNISONO_FOREVER: for ever), and gives a copy of its
-/// value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length.
+/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever), and
+/// gives a copy of its value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length. Neither `value` nor `bytes`
+/// may be NULL.
 unisono_status_t unisono_store_get(const struct unisono_store_t *store,
                                    const char *key,
                                    uint64_t timeout_ms,
@@ -599,14 +604,15 @@ unisono_status_t unisono_store_key_file(const struct unisono_store_t *store,
                                         const char *key,
                                         char **path);
 
-/// As unisono_store_get, without waiting: if `key` does not exist, the status is UNISONO_OK, `*value` NULL and
-/// `*bytes` 0.
+/// As unisono_store_get, without waiting for the key: if it does not exist, the status is UNISONO_OK, `*value` NULL and
+/// `*bytes` 0. Waits for the store's answer as unisono_store_set.
 unisono_status_t unisono_store_try_get(const struct unisono_store_t *store,
                                        const char *key,
                                        void **value,
                                        uint64_t *bytes);
 
-/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be NULL.
+/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be NULL. Waits for the
+/// store's answer as unisono_store_set.
 unisono_status_t unisono_store_add(const struct unisono_store_t *store,
                                    const char *key,
                                    int64_t amount,
@@ -618,7 +624,8 @@ uint32_t unisono_store_port(const struct unisono_store_t *store);
 /// Ends the handle. Contexts and prefix stores made from it keep what they need. NULL is fine.
 void unisono_store_destroy(struct unisono_store_t *store);
 
-/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has.
+/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has. If it
+/// fails, `release` is not called.
 unisono_status_t unisono_store_create_callback(const struct unisono_store_callbacks_t *callbacks,
                                                struct unisono_store_t **store);
 
@@ -630,8 +637,9 @@ unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
 /// Gives the cause of a callback's failure, in one line. The text is copied.
 unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
 
-/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed or has failed
-/// to meet the others, or the process ends. The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the process ends.
+/// Meetings that have failed are served for a minute or more, so that ranks that come late are told why, but no more than the last eight.
+/// The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
 unisono_status_t unisono_unique_id_create(struct unisono_unique_id_t *id);
 
 /// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context. NULL: as there.
@@ -645,20 +653,25 @@ unisono_status_t unisono_unique_id_release(const struct unisono_unique_id_t *id)
 /// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
 ///
 /// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is UNISONO_TIMEOUT, and the
-/// text names it.
+/// text names it. A meeting that has failed is not repeated under its name in its store, where the ranks that came are counted:
+/// try again with another name, or in a store of unisono_store_create_prefix, or with a new id, alike on all ranks.
 unisono_status_t unisono_context_create(const struct unisono_context_options_t *options,
                                         struct unisono_context_t **ctx);
 
 /// Creates a context from the environment of the launcher: unisono-run, torchrun, mpirun (Open MPI, MPICH), srun.
 ///
-/// `options` may be NULL; its rank, rank_count, store and id are unset. A process that no launcher started is
-/// UNISONO_INVALID_USAGE, and the text says which variables were looked for.
+/// Collective over the whole job: every rank calls it equally often and, in each process, one call after the other; the
+/// n-th calls of all ranks meet. For more contexts duplicate or split the first. `options` may be NULL; its rank, rank_count,
+/// store and id are unset. A process that no launcher started is UNISONO_INVALID_USAGE, and the text says which variables were
+/// looked for.
 unisono_status_t unisono_context_create_from_env(const struct unisono_context_options_t *options,
                                                  struct unisono_context_t **ctx);
 
 /// Splits the group: the ranks that give the same `color` form a child, ordered by `key`, then by their rank here.
 ///
-/// Every rank of the group calls it. With UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL.
+/// Every rank of the group calls it, and several splits of one group in the same order, so not from two threads at once. With
+/// UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL. The deadline is the group's timeout, which the child has, too,
+/// as it has `max_blocks`. It is called NAME/COLOR.
 unisono_status_t unisono_context_split(const struct unisono_context_t *ctx,
                                        uint32_t color,
                                        int64_t key,
@@ -667,14 +680,17 @@ unisono_status_t unisono_context_split(const struct unisono_context_t *ctx,
 /// Forms a named child of the `rank_count` listed ranks of this group, in that order.
 ///
 /// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and names the rank
-/// and the group.
+/// and the group. Children of the same name and list come in the same order on all of them. Deadline, timeout and `max_blocks`
+/// as in unisono_context_split. A group that has failed forms none: its failure is returned.
 unisono_status_t unisono_context_group(const struct unisono_context_t *ctx,
                                        const char *name,
                                        const uint32_t *ranks,
                                        uint32_t rank_count,
                                        struct unisono_context_t **child);
 
-/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the group calls it.
+/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the group calls it, several
+/// times in the same order, so not from two threads at once. It is called NAME+; deadline, timeout, `max_blocks` and a group that has
+/// failed as in unisono_context_group.
 unisono_status_t unisono_context_duplicate(const struct unisono_context_t *ctx,
                                            struct unisono_context_t **child);
 
@@ -699,7 +715,8 @@ unisono_status_t unisono_context_abort_because(const struct unisono_context_t *c
 /// UNISONO_INVALID_ARGUMENT for NULL.
 unisono_status_t unisono_context_status(const struct unisono_context_t *ctx);
 
-/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy.
+/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy. For NULL, or what is no
+/// context, it is that of unisono_last_error, which says so.
 const char *unisono_context_error(const struct unisono_context_t *ctx);
 
 /// Ends this rank's membership. NULL is fine.
@@ -729,7 +746,7 @@ unisono_status_t unisono_work_test(const struct unisono_work_t *work,
 unisono_status_t unisono_work_status(const struct unisono_work_t *work);
 
 /// The text of the operation's failure; empty while it runs and after success. Never NULL. Valid until
-/// unisono_work_destroy.
+/// unisono_work_destroy. For NULL, or what is no work, it is that of unisono_last_error, which says so.
 const char *unisono_work_error(const struct unisono_work_t *work);
 
 /// The rank that a completed unisono_receive_any took its message from; UNISONO_NO_RANK for other operations.
@@ -971,7 +988,8 @@ unisono_status_t unisono_receive_any(const struct unisono_context_t *ctx,
                                      struct unisono_work_t **work);
 
 /// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and leaves those
-/// of the others. A rank that leaves is no failure while another of the list may send.
+/// of the others. A rank that leaves is no failure while another of the list may send. A `from_count` of 0 is
+/// UNISONO_INVALID_ARGUMENT, where unisono_buffer_receive takes it for any rank.
 unisono_status_t unisono_receive_any_of(const struct unisono_context_t *ctx,
                                         void *recvbuf,
                                         uint64_t count,
@@ -1009,10 +1027,12 @@ unisono_status_t unisono_buffer_receive(const struct unisono_buffer_t *buffer,
                                         uint32_t from_count,
                                         const struct unisono_call_t *call);
 
-/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (UNISONO_FOREVER: no
-/// limit but theirs), and sets `*rank` to the rank it went to; `rank` may be NULL. Each send is reported once.
+/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (0 only looks, unlike in
+/// options; UNISONO_FOREVER: no limit but theirs), and sets `*rank` to the rank it went to; `rank` may be NULL. Each send is reported
+/// once.
 ///
-/// The send's own failure is returned as it is. UNISONO_INVALID_USAGE if no send was started that has not been reported.
+/// UNISONO_TIMEOUT after that time: the sends go on and can be waited for again. A send's own failure is returned as it is, that of its
+/// own deadline with the same status and another text, and has been reported then. UNISONO_INVALID_USAGE if no send was started that has not been reported.
 unisono_status_t unisono_buffer_wait_send(const struct unisono_buffer_t *buffer,
                                           uint64_t timeout_ms,
                                           uint32_t *rank);

@@ -20,6 +20,7 @@ pub mod reduce;
 pub mod rendezvous;
 pub mod run;
 pub mod schedule;
+pub mod settings;
 pub mod signature;
 pub mod sys;
 pub mod transport;

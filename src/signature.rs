@@ -101,11 +101,13 @@ pub struct Signature {
     pub operator: u8,
     /// The number of the algorithm when the caller named one, else 0.
     pub algorithm: u8,
-    /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither.
+    /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither. Of an average over several
+    /// buffers of each rank, how many, too: see [`Signature::averaging`]. Of some other reductions, whether this rank has
+    /// several: see [`Signature::over_several`].
     pub root: u32,
     /// Elements, or a digest of the list of counts. Where the ranks' lists may differ, [`COUNT_IS_DIGEST`]
-    /// alone; in what two ranks tell each other in such a call, with the elements of their block: see
-    /// [`Signature::about_block`]. Of a sparse tensor, the values of one of its elements.
+    /// alone; in what two ranks tell each other in such a call, with the elements of their block, or a digest of the
+    /// list: see [`Signature::about_block`]. Of a sparse tensor, the values of one of its elements.
     pub count: u64,
     /// Whether the ranks' memory is devices' memory, where that changes how the call is exchanged.
     pub device: bool,
@@ -113,6 +115,16 @@ pub struct Signature {
 
 /// Beside a [`Kind`], in its byte of a code: the call is on device memory.
 const ON_DEVICE: u8 = 0x80;
+
+/// Bits of the root of a reduction: no group has more ranks. Above them, of an average over several buffers of each rank,
+/// how many they are besides the first; and [`SEVERAL`].
+const ROOT_BITS: u32 = 16;
+
+/// Set in the root of a reduction when this rank has several buffers, and a rank with one would send something else.
+const SEVERAL: u32 = 1 << 31;
+
+/// The most buffers besides the first that there is room for.
+const MOST_MORE: u32 = (SEVERAL >> ROOT_BITS) - 1;
 
 impl Signature {
     /// All but root and count as a number, for posts, records and messages.
@@ -129,9 +141,51 @@ impl Signature {
         Ok(Signature { kind, dtype, operator, algorithm, root, count, device })
     }
 
+    /// The signature of an average over so many buffers of each rank, which all ranks have to have: it divides by how many
+    /// there are together. One is as in any call.
+    pub fn averaging(self, buffers: u32) -> Signature {
+        let more = buffers.saturating_sub(1).min(MOST_MORE);
+        Signature { root: self.root | more << ROOT_BITS, ..self }
+    }
+
+    /// The signature of a reduction over several buffers of this rank, of which it sends no elements but what they come to, in
+    /// another type. So all ranks have several, in whatever numbers, or none has.
+    pub fn over_several(self) -> Signature {
+        Signature { root: self.root | SEVERAL, ..self }
+    }
+
+    /// Whether it is a reduction over several buffers of this rank, as far as that counts.
+    fn is_over_several(&self) -> bool {
+        self.kind.reduces() && self.root & SEVERAL != 0
+    }
+
+    /// How many buffers of each rank a reduction is an average over, as far as that counts.
+    fn buffers(&self) -> u32 {
+        if self.kind.reduces() { ((self.root & !SEVERAL) >> ROOT_BITS) + 1 } else { 1 }
+    }
+
+    /// The root, of a call that has one.
+    fn root(&self) -> u32 {
+        if self.kind.reduces() { self.root & ((1 << ROOT_BITS) - 1) } else { self.root }
+    }
+
+    /// What is to be said of two calls that differ where their texts alone leave a reader to guess.
+    pub fn remark(&self, other: &Signature) -> &'static str {
+        if self.is_about_list() && other.is_about_list() && self.call() == other.call() {
+            return "; their lists of counts differ, and this algorithm needs the same list on all ranks";
+        }
+        if self.kind == other.kind && self.buffers() != other.buffers() {
+            return "; the numbers of their buffers differ, and an average needs the same number on all ranks";
+        }
+        if self.kind.reduces() && *self == (Signature { root: other.root ^ SEVERAL, ..*other }) {
+            return "; one rank has one buffer, another several: their partial results are of different types";
+        }
+        ""
+    }
+
     /// What a message says of a call whose lists may differ from rank to rank, when its receiver obtains
-    /// `elements` from its sender, in this message or in others: both know that from their lists. Any other
-    /// call is told as it is.
+    /// `elements` from its sender, in this message or in others: both know that from their lists. Where blocks of one
+    /// list are passed on together, it says [`about_list`] instead. Any other call is told as it is.
     pub fn about_block(self, elements: u64) -> Signature {
         match self.is_listed() {
             true => Signature { count: COUNT_IS_DIGEST | elements, ..self },
@@ -150,7 +204,13 @@ impl Signature {
     /// Bytes of the block that a message is about, if it says so.
     pub fn block_bytes(&self) -> Option<u64> {
         let elements = self.count & !COUNT_IS_DIGEST;
-        self.is_listed().then(|| elements.saturating_mul(self.dtype.size() as u64))
+        let says = self.is_listed() && !self.is_about_list();
+        says.then(|| elements.saturating_mul(self.dtype.size() as u64))
+    }
+
+    /// Whether a message says what list its sender has.
+    pub fn is_about_list(&self) -> bool {
+        self.is_listed() && self.count & BLOCK_IS_LIST != 0
     }
 
     /// Whether the ranks' lists of counts may differ.
@@ -178,10 +238,17 @@ impl std::fmt::Display for Signature {
             _ => write!(f, "{name}({count} × {dtype}")?,
         }
         if self.kind.reduces() {
-            write!(f, ", {}", Operator::name_of(self.operator))?;
+            match self.buffers() {
+                1 => {
+                    let several = if self.is_over_several() { " over several buffers" } else { "" };
+                    write!(f, ", {}{several}", Operator::name_of(self.operator))?;
+                }
+                // GPUs that have combined them are left with a sum.
+                buffers => write!(f, ", average over {buffers} buffers of each rank")?,
+            }
         }
         if self.kind.rooted() {
-            write!(f, ", root {}", self.root)?;
+            write!(f, ", root {}", self.root())?;
         }
         if self.algorithm != 0 {
             write!(f, ", algorithm {}", self.algorithm)?;
@@ -194,6 +261,15 @@ impl std::fmt::Display for Signature {
 /// Set in [`Signature::count`] when it is a digest of a list. Real counts of elements never have this bit: memory does
 /// not reach so far.
 pub const COUNT_IS_DIGEST: u64 = 1 << 63;
+
+/// Set beside it in what a message is about, when that is a list and no block. Nor does a count have this bit.
+const BLOCK_IS_LIST: u64 = 1 << 62;
+
+/// What stands for the elements of a block, see [`Signature::about_block`], where the two ranks of a message have to have
+/// the same list, of this digest.
+pub const fn about_list(digest: u64) -> u64 {
+    BLOCK_IS_LIST | digest & (BLOCK_IS_LIST - 1)
+}
 
 #[cfg(test)]
 mod tests {
@@ -239,11 +315,72 @@ mod tests {
         assert_ne!(short, long);
         assert_eq!([short.call(), long.call()], [call, call]);
         assert_eq!([short.block_bytes(), long.block_bytes()], [Some(0), Some(4 << 40)]);
+        // Of a list, its digest is told, which is no number of bytes.
+        let lists = [3, 1 << 63 | 5].map(|digest| call.about_block(about_list(digest)));
+        assert_eq!(lists.map(Signature::call), [call, call]);
+        assert_eq!(lists.map(|list| (list.is_about_list(), list.block_bytes())), [(true, None); 2]);
+        assert_eq!(lists[1].to_string(), "gatherv(float32, counts 00000005, root 1)");
+        assert!(lists[0].remark(&lists[1]).contains("lists of counts differ"));
+        assert_eq!(lists[0].remark(&short), "");
         // Where all ranks know the list, or there is none, the count is part of the call.
         let known = Signature { kind: Kind::Allgather, count: COUNT_IS_DIGEST | 77, ..call };
         for signature in [known, Signature { count: 8, ..call }] {
             assert_eq!([signature.about_block(5), signature.call()], [signature, signature]);
             assert_eq!(signature.block_bytes(), None);
         }
+    }
+
+    #[test]
+    fn an_average_over_several_buffers_says_over_how_many() {
+        let one = Signature {
+            kind: Kind::Reduce,
+            dtype: DataType::F32,
+            operator: Operator::Average.number(),
+            algorithm: 0,
+            root: 2,
+            count: 8,
+            device: false,
+        };
+        assert_eq!([one.averaging(0), one.averaging(1)], [one; 2]);
+        let [two, many] = [2, 70_000].map(|buffers| one.averaging(buffers));
+        assert_eq!(two.to_string(), "reduce(8 × float32, average over 2 buffers of each rank, root 2)");
+        assert_eq!(many.to_string(), "reduce(8 × float32, average over 32768 buffers of each rank, root 2)");
+        for (one, other) in [(one, two), (two, many)] {
+            assert_ne!(one, other);
+            assert!(one.remark(&other).contains("numbers of their buffers differ"));
+        }
+        assert_eq!(two.remark(&two), "");
+        assert_eq!(one.remark(&Signature { count: 9, ..one }), "");
+        let Signature { root, count, .. } = two;
+        assert_eq!(Signature::decode(two.code(), root, count).unwrap(), two);
+        // Others have whole roots.
+        let broadcast = Signature { kind: Kind::Broadcast, root: 1 << 20, ..one };
+        assert_eq!(broadcast.to_string(), "broadcast(8 × float32, root 1048576)");
+    }
+
+    #[test]
+    fn a_sum_over_several_buffers_that_sends_no_elements_says_so() {
+        let one = Signature {
+            kind: Kind::Reduce,
+            dtype: DataType::Bf16,
+            operator: Operator::Sum.number(),
+            algorithm: 0,
+            root: 2,
+            count: 8,
+            device: false,
+        };
+        let several = one.over_several();
+        assert_eq!(several.to_string(), "reduce(8 × bfloat16, sum over several buffers, root 2)");
+        assert_eq!(one.to_string(), "reduce(8 × bfloat16, sum, root 2)");
+        for (one, other) in [(one, several), (several, one)] {
+            assert_ne!(one, other);
+            assert!(one.remark(&other).contains("one rank has one buffer, another several"));
+        }
+        // Nothing is said of it where they differ in something else, or in nothing.
+        for other in [Signature { count: 9, ..one }, Signature { root: 3, ..one }, several] {
+            assert_eq!(several.remark(&other), "");
+        }
+        let Signature { root, count, .. } = several;
+        assert_eq!(Signature::decode(several.code(), root, count).unwrap(), several);
     }
 }

@@ -2,10 +2,11 @@
 
 mod support;
 
-use support::{PATIENCE, TRANSPORTS, ranks};
+use support::{PATIENCE, TRANSPORTS, Verb, ranks, within};
 use unisono::collective::request::Kind;
 use unisono::communicator::{AlgorithmOptions, Call, Context, Prepared};
 use unisono::deadline::Deadline;
+use unisono::error::{Result, Status};
 use unisono::reduce::{DataType, Operand, Operator, Reducer, Representation};
 use unisono::schedule::{self, Algorithm};
 
@@ -97,6 +98,119 @@ fn several_buffers_are_rounded_once_by_every_algorithm() {
                 }
             }
         });
+    }
+}
+
+/// A run over so many buffers of ones on each rank, and what they hold then.
+fn run_over<T: Copy>(
+    context: &Context,
+    (kind, algorithm, operator): (Kind, i32, Operator),
+    (buffers, count): (usize, usize),
+    (dtype, one): (DataType, T),
+) -> (Result<()>, Vec<Vec<T>>) {
+    let mut memory = vec![vec![one; count]; buffers];
+    let options = AlgorithmOptions {
+        kind,
+        algorithm,
+        buffers: memory.iter_mut().map(|buffer| buffer.as_mut_ptr().cast()).collect(),
+        streams: Vec::new(),
+        count: count as u64,
+        dtype,
+        operator,
+        root: 0,
+        root_buffer: 0,
+        call: within(20_000),
+    };
+    // SAFETY: the buffers outlive the object.
+    let ended = unsafe { Prepared::new(context, options) }.expect("an object").run();
+    (ended, memory)
+}
+
+#[test]
+fn an_average_over_different_numbers_of_buffers_is_a_mismatch() {
+    let floats = (DataType::F32, 1.0_f32);
+    for transports in TRANSPORTS {
+        for (kind, count) in [(Kind::Allreduce, 8), (Kind::Allreduce, 100_000), (Kind::Reduce, 8)] {
+            for algorithm in [0, Algorithm::Binomial as i32] {
+                // One against several, and several against others.
+                for numbers in [[1, 2], [3, 2]] {
+                    let errors = ranks(2, transports, |context| {
+                        let own = numbers[context.rank() as usize];
+                        // In step, whatever they have: a sum, and an average over equally many.
+                        let sums = (kind, algorithm, Operator::Sum);
+                        let (sum, memory) = run_over(context, sums, (own, count), floats);
+                        sum.expect("a sum");
+                        let due = (numbers[0] + numbers[1]) as f32;
+                        let obtains = kind == Kind::Allreduce || context.rank() == 0;
+                        assert!(!obtains || memory.iter().flatten().all(|&value| value == due));
+                        let averages = (kind, algorithm, Operator::Average);
+                        let (average, memory) = run_over(context, averages, (numbers[0], count), floats);
+                        average.expect("an average");
+                        assert!(memory.iter().flatten().all(|&value| value == 1.0));
+                        let (average, _) = run_over(context, averages, (own, count), floats);
+                        // Whoever has given its part by then hears of it in its next call.
+                        let next =
+                            || Verb::new(Kind::Barrier, 0).run_in::<u8>(context, &mut [], &within(20_000));
+                        average.and_then(|()| next()).expect_err("they would divide by different numbers")
+                    });
+                    for error in errors {
+                        let case = format!("{kind:?} of {count} by {algorithm}, {transports}: {error}");
+                        assert_eq!(error.status(), Status::Mismatch, "{case}");
+                        for words in ["numbers of their buffers differ", "average over 2 buffers"] {
+                            assert!(error.text().contains(words), "{case}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A rank with one buffer sends elements, one with several what they come to, and both may be of the same bytes.
+#[test]
+fn short_floats_of_one_buffer_here_and_of_several_there_are_a_mismatch() {
+    let floats = (DataType::Bf16, half::bf16::from_f32(1.0));
+    for transports in TRANSPORTS {
+        for (kind, operator, count) in [
+            (Kind::Allreduce, Operator::Sum, 8),
+            (Kind::Allreduce, Operator::Sum, 1 << 21),
+            (Kind::Allreduce, Operator::Product, 8),
+            (Kind::Allreduce, Operator::Min, 8),
+            (Kind::Allreduce, Operator::Max, 8),
+            (Kind::Reduce, Operator::Sum, 8),
+        ] {
+            for algorithm in [0, Algorithm::TwoShot as i32] {
+                let errors = ranks(2, transports, |context| {
+                    let run = |operator, numbers: [usize; 2]| {
+                        let own = numbers[context.rank() as usize];
+                        run_over(context, (kind, algorithm, operator), (own, count), floats)
+                    };
+                    // One each, several each, and what is scaled first, of which a rank with one buffer sends no elements either.
+                    for (operator, numbers, due) in [
+                        (Operator::Sum, [1, 1], 2.0),
+                        (Operator::Sum, [2, 3], 5.0),
+                        (Operator::Max, [3, 2], 1.0),
+                        (Operator::PreMulSum(2.0), [1, 2], 6.0),
+                    ] {
+                        let (ended, memory) = run(operator, numbers);
+                        ended.expect("they fit each other");
+                        let obtains = kind == Kind::Allreduce || context.rank() == 0;
+                        assert!(!obtains || memory.iter().flatten().all(|value| value.to_f32() == due));
+                    }
+                    let (ended, _) = run(operator, [1, 2]);
+                    // Whoever has given its part by then hears of it in its next call.
+                    let next = || Verb::new(Kind::Barrier, 0).run_in::<u8>(context, &mut [], &within(20_000));
+                    ended.and_then(|()| next()).expect_err("one has elements, the other what they come to")
+                });
+                for error in errors {
+                    let case = format!("{kind:?} of {count} by {algorithm}, {transports}: {error}");
+                    assert_eq!(error.status(), Status::Mismatch, "{case}");
+                    for words in ["one rank has one buffer, another several", "over several buffers"] {
+                        assert!(error.text().contains(words), "{case}");
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -1,9 +1,13 @@
 //! `unisono-bench` as its users meet it: real ranks, both transports, its table and its file.
 
+#[path = "support/not_run.rs"]
+mod not_run;
+
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use not_run::not_run;
 use serde_json::Value;
 
 /// A folder for one test, gone when the test ends.
@@ -362,8 +366,9 @@ fn what_was_measured_is_drawn() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/bench-svg.py");
     let draw =
         |more: &[&str]| Command::new("python3").arg(script).args(more).args([&picture, &json]).output();
-    let Ok(drawn) = draw(&["--call", "blocking", "--unit", "ranks", "--names", "other=Another <one>"]) else {
-        return eprintln!("NOT RUN: scripts/bench-svg.py: there is no python3");
+    let drawn = match draw(&["--call", "blocking", "--unit", "ranks", "--names", "other=Another <one>"]) {
+        Ok(drawn) => drawn,
+        Err(error) => return not_run("scripts/bench-svg.py", format_args!("python3: {error}")),
     };
     assert!(drawn.status.success(), "{}", text(&drawn.stderr));
     let svg = std::fs::read_to_string(&picture).expect("it was written");
@@ -430,4 +435,33 @@ fn what_has_no_ranks_is_not_measured_by_each_of_them() {
     let (table, complaint) = (text(&output.stdout), text(&output.stderr));
     assert!(!output.status.success() && table.is_empty(), "{table}");
     assert!(complaint.contains("reduce-loops has no ranks; start it alone, by no launcher"), "{complaint}");
+}
+
+#[test]
+fn ranks_of_a_host_without_any_network_meet_in_a_directory() {
+    // A network of its own, in which nothing is up.
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.arg("-rn").stdin(Stdio::null());
+        command
+    };
+    let allowed = unshare().arg("true").output();
+    if !allowed.as_ref().is_ok_and(|output| output.status.success()) {
+        return not_run(
+            "ranks_of_a_host_without_any_network_meet_in_a_directory",
+            format_args!("'unshare -rn true' does not work here, {allowed:?}"),
+        );
+    }
+    let folder = Folder::new("no-network");
+    let both = "UNISONO_RANK=1 \"$@\" & UNISONO_RANK=0 \"$@\"; first=$?; wait $! && exit $first";
+    let output = unshare()
+        .args(["sh", "-c", both, "sh", env!("CARGO_BIN_EXE_unisono-bench"), "allreduce"])
+        .args(["-t", "auto", "--sizes", "8,100K", "-n", "2", "-w", "1"])
+        .env("UNISONO_SIZE", "2")
+        .env("UNISONO_STORE", format!("file:{}", folder.file("store")))
+        .env_remove("UNISONO_INTERFACE")
+        .env_remove("UNISONO_TRANSPORT")
+        .output()
+        .expect("the ranks can be run");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
 use support::reference::{Case, Shape};
-use support::{TRANSPORTS, Verb, barrier, ranks};
+use support::{TRANSPORTS, Verb, barrier, ranks, within};
 use unisono::collective::request::{Counts, Kind};
 use unisono::communicator::Call;
 use unisono::error::Status;
@@ -244,6 +244,47 @@ fn ranks_other_than_the_root_need_only_their_own_count() {
                     assert_eq!(own, mine);
                 }
             });
+        }
+    }
+}
+
+#[test]
+fn lists_that_differ_are_told_where_several_blocks_are_passed_on_together() {
+    // What the first half of the ranks has, and the second.
+    let lists: [[&[u64]; 2]; 5] = [
+        // Ranks 2 and 3 have as much together in either.
+        [&[1, 1, 2, 3], &[1, 1, 3, 2]],
+        // In one of the two nothing goes to them.
+        [&[1, 1, 0, 0], &[1, 1, 2, 3]],
+        [&[1, 1, 2, 3], &[1, 1, 0, 0]],
+        [&[4, 0], &[4, 4]],
+        [&[4, 4], &[4, 0]],
+    ];
+    for &transports in transports() {
+        for (kind, lists) in lists.iter().flat_map(|lists| [(Kind::Gather, lists), (Kind::Scatter, lists)]) {
+            // Unasked and asked for.
+            for scale in [1u64, 100_000] {
+                let size = lists[0].len() as u32;
+                let errors = ranks(size, transports, |context| {
+                    // Else one may fail while others still meet.
+                    barrier(context);
+                    let list = lists[usize::from(context.rank() >= size / 2)];
+                    let counts = Counts::Blocks(list.iter().map(|count| count * scale).collect());
+                    let memory = 8 * scale as usize;
+                    let (input, mut output) = (vec![1.0f32; memory], vec![0.0f32; memory]);
+                    let call = Call { algorithm: Some(Algorithm::Binomial as i32), ..within(20_000) };
+                    let verb = Verb { counts, ..Verb::new(kind, 0) };
+                    // Whose part has ended before that hears of it in its next call.
+                    let next = || Verb::new(Kind::Barrier, 0).run_in::<u8>(context, &mut [], &within(20_000));
+                    let result = verb.run(context, &input, &mut output, &call).and_then(|_| next());
+                    result.expect_err("the lists differ")
+                });
+                for error in errors {
+                    let case = format!("{kind:?} of {scale} times {lists:?}, {transports}: {error}");
+                    assert_eq!(error.status(), Status::Mismatch, "{case}");
+                    assert!(error.text().contains("lists of counts differ"), "{case}");
+                }
+            }
         }
     }
 }

@@ -1,11 +1,15 @@
 //! The CUDA kernels without a GPU: their sources, compiled for the host, against `unisono::reduce`, bit for bit; and the
 //! committed code against what the sources compile to. `scripts/gpu/kernels_check.py` runs the code itself on a GPU.
 
+#[path = "support/not_run.rs"]
+mod not_run;
+
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use not_run::not_run;
 use unisono::cuda::kernels::{Launch, MAX_OPERANDS, kernel};
 use unisono::reduce::{DataType, Operand, Operator, Reducer, Representation};
 
@@ -413,17 +417,17 @@ fn bitwise_kernels_are_for_integers() {
     assert!(kernel(DataType::I64, &Operator::BitXor).is_some());
 }
 
-/// Without Python or the compiler's packages this says so, and compares nothing.
+/// Without Python or the compiler, which it installs from PyPI, this says so, and compares nothing.
 #[test]
 fn the_committed_code_is_what_the_sources_compile_to() {
     let output = match Command::new("python3").arg(root().join("scripts/kernels")).arg("--check").output() {
         Ok(output) => output,
-        Err(error) => return eprintln!("NOT RUN: scripts/kernels --check: python3: {error}"),
+        Err(error) => return not_run("scripts/kernels", format_args!("python3: {error}")),
     };
     let text = String::from_utf8_lossy(&output.stderr);
     match output.status.code() {
         Some(0) => {}
-        Some(2) => eprintln!("NOT RUN: scripts/kernels --check: {text}"),
+        Some(2) => not_run("scripts/kernels", text.trim_end()),
         _ => panic!("scripts/kernels --check: {text}"),
     }
 }

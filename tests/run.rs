@@ -1,14 +1,19 @@
 //! `unisono-run` as its users meet it: real processes, real signals.
 #![allow(missing_docs)]
 
+#[path = "support/not_run.rs"]
+mod not_run;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use not_run::not_run;
 use unisono::deadline::Deadline;
 use unisono::rendezvous::id::UniqueId;
 use unisono::rendezvous::store::Store;
@@ -634,4 +639,43 @@ fn the_end_of_a_rank_is_published_in_the_store_of_the_job() {
     let store = id.trim().parse::<UniqueId>().unwrap().connect(Deadline::after(PATIENCE)).unwrap();
     assert_eq!(store.get("exit/1", Deadline::after(PATIENCE)).unwrap(), b"was killed by signal 9");
     assert_eq!(store.try_get("exit/0", Deadline::after(PATIENCE)).unwrap(), None);
+}
+
+/// Not a test by itself: passes where loopback is up. What [`a_launcher_without_loopback_says_what_brings_it_up`] runs.
+#[test]
+fn loopback_carries_a_connection() {
+    if std::env::var_os("UNISONO_TEST_LOOPBACK").is_some() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn a_launcher_without_loopback_says_what_brings_it_up() {
+    const NAME: &str = "a_launcher_without_loopback_says_what_brings_it_up";
+    // A network of its own, in which nothing is up.
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.arg("-rn").stdin(Stdio::null());
+        command
+    };
+    let allowed = unshare().arg("true").output();
+    if !allowed.as_ref().is_ok_and(|output| output.status.success()) {
+        return not_run(NAME, format_args!("'unshare -rn true' does not work here, {allowed:?}"));
+    }
+    let connection = unshare()
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "loopback_carries_a_connection"])
+        .env("UNISONO_TEST_LOOPBACK", "1")
+        .output()
+        .unwrap();
+    if connection.status.success() && text(&connection.stdout).contains("1 passed") {
+        return not_run(NAME, "loopback is up in a new network namespace here");
+    }
+    let launcher = env!("CARGO_BIN_EXE_unisono-run");
+    let output = unshare().args([launcher, "-n", "2", "--", "true"]).output().unwrap();
+    let complaint = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{complaint}");
+    assert!(complaint.contains("loopback is down") && complaint.contains("ip link set lo up"), "{complaint}");
+    assert!(!complaint.contains("UNISONO_INTERFACE"), "{complaint}");
 }

@@ -1,9 +1,14 @@
 //! `scripts/gpu/stacks.py` tells where a program is that takes too long, and ends it.
 
+#[path = "support/not_run.rs"]
+mod not_run;
+
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
+
+use not_run::not_run;
 
 /// Does one thing in time, then hangs in a system call.
 const STAND_IN: &str = "
@@ -28,7 +33,7 @@ fn a_program_that_hangs_is_told_with_where_its_threads_are() {
     python.env("PYTHONDONTWRITEBYTECODE", "1").env("STACKS_SECONDS", "5");
     let output = match python.output() {
         Ok(output) => output,
-        Err(error) => return eprintln!("NOT RUN: scripts/gpu/stacks.py: python3: {error}"),
+        Err(error) => return not_run("scripts/gpu/stacks.py", format_args!("python3: {error}")),
     };
     let told: String = fs::read_dir(&folder)
         .expect("the folder")

@@ -13,13 +13,22 @@
  *   - There is no device API: ncclDevCommCreate answers ncclInvalidUsage.
  *
  * Environment
- *   NCCL_DEBUG, NCCL_DEBUG_FILE   what is printed, and where; nothing without them
- *   NCCL_COMM_BLOCKING            0: communicators whose config does not say it do not block
+ *   NCCL_DEBUG, NCCL_DEBUG_FILE   what is printed, and where
+ *   NCCL_COMM_BLOCKING            0 or 1: whether communicators block, whatever their configs say
+ *   NCCL_MAX_CTAS                 the most thread blocks of a kernel, whatever configs say
  *   NCCL_SOCKET_IFNAME            the interface to other hosts, where UNISONO_INTERFACE is not set
  *   NCCL_HOSTID                   a name for this host, where UNISONO_HOST is not set
- *   UNISONO_NCCL_TIMEOUT          seconds that an operation may take, and that ranks wait for each other to come
+ *   NCCL_COMM_ID                  a place on rank 0's host, such as 10.0.0.1:5000: see ncclGetUniqueId
+ *   NCCL_P2P_DISABLE              1: GPUs do not exchange directly, as UNISONO_P2P=0, where that is not set
+ *   NCCL_GRAPH_MIXING_SUPPORT     0: as UNISONO_GRAPH_MIXING=0; 1: as without that
+ *   NCCL_CONF_FILE                a file with a NAME=VALUE on each line for those above, in place of ~/.nccl.conf; the environment
+ *                                 counts before it, /etc/nccl.conf behind it
+ *   UNISONO_NCCL_TIMEOUT          seconds that an operation may take, and that ranks wait for each other to come. Without it
+ *                                 operations have no deadline, and ranks wait two hours
+ *   UNISONO_NCCL_MEETING_TIMEOUT  seconds that ranks wait for each other to come, where that should differ
  *   UNISONO_NCCL_HOST             1: communicators work on host memory, without a GPU. Streams are NULL, and calls
  *                                 complete before they return
+ *   UNISONO_LOG                   error, warn, info, debug or trace, on standard error, where NCCL_DEBUG is not set
  */
 
 
@@ -210,9 +219,9 @@ typedef struct ncclConfig_t {
     unsigned int version;
     /// 1: calls return when they are done; 0: creating, splitting and finalizing may answer ncclInProgress.
     int blocking;
-    /// Thread blocks of a cluster, 0 to 8. A hint.
+    /// Thread blocks of a cluster, 0 or more. Taken, without effect.
     int cgaClusterSize;
-    /// Thread blocks of a kernel at least. A hint.
+    /// Thread blocks of a kernel at least, no more than maxCTAs. Taken, without effect.
     int minCTAs;
     /// Thread blocks of a kernel at most.
     int maxCTAs;
@@ -226,7 +235,7 @@ typedef struct ncclConfig_t {
     const char *commName;
     /// Taken, without effect.
     int collnetEnable;
-    /// A combination of NCCL_CTA_POLICY_*. A hint.
+    /// A combination of NCCL_CTA_POLICY_*. Taken, without effect.
     int CTAPolicy;
     /// Whether shrunken children share their parent's resources. They always do.
     int shrinkShare;
@@ -319,7 +328,8 @@ void pncclResetDebugInit(void);
 
 /// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
 ///
-/// This process serves the meeting until its communicator of that id is destroyed, or it ends. It listens on the
+/// This process serves the meeting until its communicator of that id is destroyed, or it ends. Meetings that have failed
+/// it serves for a minute or more, so that ranks that come late are told why, but no more than the last eight. It listens on the
 /// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses. With NCCL_COMM_ID set to a place
 /// of rank 0's host (10.0.0.1:5000) every rank makes the same id, and rank 0 serves the meeting there as it joins, until its process
 /// ends; then the ranks of one communicator at a time can meet.
@@ -941,7 +951,7 @@ ncclResult_t pncclSignal(int peer,
 
 /// Has the stream wait for signals, as many of each rank as the `nDesc` descriptors say; no other wait gets the same ones. What was put
 /// before them is there then. Returns once that is enqueued. In a group it comes behind all that the group sends. If they do not
-/// come in time, the communicator fails.
+/// come within UNISONO_NCCL_TIMEOUT, the communicator fails; without that, and in a graph, the stream waits as long as all ranks are well.
 ncclResult_t ncclWaitSignal(int nDesc,
                             struct ncclWaitSignalDesc_t *signalDescs,
                             ncclComm_t comm,

@@ -140,9 +140,9 @@ pub struct ncclConfig_t {
     pub version: c_uint,
     /// 1: calls return when they are done; 0: creating, splitting and finalizing may answer ncclInProgress.
     pub blocking: c_int,
-    /// Thread blocks of a cluster, 0 to 8. A hint.
+    /// Thread blocks of a cluster, 0 or more. Taken, without effect.
     pub cgaClusterSize: c_int,
-    /// Thread blocks of a kernel at least. A hint.
+    /// Thread blocks of a kernel at least, no more than maxCTAs. Taken, without effect.
     pub minCTAs: c_int,
     /// Thread blocks of a kernel at most.
     pub maxCTAs: c_int,
@@ -156,7 +156,7 @@ pub struct ncclConfig_t {
     pub commName: *const c_char,
     /// Taken, without effect.
     pub collnetEnable: c_int,
-    /// A combination of NCCL_CTA_POLICY_*. A hint.
+    /// A combination of NCCL_CTA_POLICY_*. Taken, without effect.
     pub CTAPolicy: c_int,
     /// Whether shrunken children share their parent's resources. They always do.
     pub shrinkShare: c_int,

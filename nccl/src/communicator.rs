@@ -17,7 +17,7 @@ use unisono::sys::fork;
 pub(crate) use self::making::Making;
 use self::making::Unmade;
 use crate::abi::ncclComm_t;
-use crate::config::{Config, seconds};
+use crate::config::Config;
 use crate::engine;
 use crate::error::{Error, Result, Status, caught, fail};
 use crate::handle::{Found, Table};
@@ -492,18 +492,25 @@ fn aborted() -> Error {
     Error::new(Status::Aborted, "the communicator was aborted while it met the other ranks")
 }
 
-/// How long ranks that meet wait for each other.
-pub(crate) fn meeting_timeout() -> Duration {
-    static GIVEN: OnceLock<Option<Duration>> = OnceLock::new();
-    GIVEN.get_or_init(|| seconds(MEETING_VARIABLE)).or_else(given_timeout).unwrap_or(MEETING)
+/// How long ranks that meet wait for each other; an error where the environment cannot be understood.
+pub(crate) fn meeting_timeout() -> Result<Duration> {
+    static GIVEN: OnceLock<Result<Option<Duration>>> = OnceLock::new();
+    let operation = given_timeout()?;
+    let given = GIVEN.get_or_init(|| read_seconds(MEETING_VARIABLE)).clone()?;
+    Ok(given.or(operation).unwrap_or(MEETING))
 }
 
 /// How long an operation may take.
 pub(crate) fn operation_timeout() -> Duration {
-    given_timeout().unwrap_or(Duration::MAX)
+    // Where it cannot be understood there is no communicator, so nobody asks.
+    given_timeout().ok().flatten().unwrap_or(Duration::MAX)
 }
 
-fn given_timeout() -> Option<Duration> {
-    static GIVEN: OnceLock<Option<Duration>> = OnceLock::new();
-    *GIVEN.get_or_init(|| seconds(TIMEOUT_VARIABLE))
+fn given_timeout() -> Result<Option<Duration>> {
+    static GIVEN: OnceLock<Result<Option<Duration>>> = OnceLock::new();
+    GIVEN.get_or_init(|| read_seconds(TIMEOUT_VARIABLE)).clone()
+}
+
+fn read_seconds(variable: &str) -> Result<Option<Duration>> {
+    unisono::settings::seconds(variable, unisono::settings::get(variable).as_deref())
 }

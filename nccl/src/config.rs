@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_uint};
 use std::mem::{MaybeUninit, offset_of};
-use std::time::Duration;
 
 use crate::abi::{MAGIC, UNSET, ncclConfig_t};
 use crate::error::{Result, fail, text};
@@ -138,12 +137,21 @@ struct Overrides {
 
 impl Overrides {
     fn read() -> Overrides {
-        let positive = |number: i64| u32::try_from(number).ok().filter(|&number| number > 0);
+        let positive = |number: i64| {
+            let positive = u32::try_from(number).ok().filter(|&number| number > 0);
+            if positive.is_none() {
+                log::warn!("NCCL_MAX_CTAS is {number}, not 1 or more; it is ignored");
+            }
+            positive
+        };
         Overrides {
             blocking: settings::number("NCCL_COMM_BLOCKING").and_then(|number| match number {
                 0 => Some(false),
                 1 => Some(true),
-                _ => None,
+                _ => {
+                    log::warn!("NCCL_COMM_BLOCKING is {number}, not 0 or 1; it is ignored");
+                    None
+                }
             }),
             max_ctas: settings::number("NCCL_MAX_CTAS").and_then(positive),
         }
@@ -222,18 +230,6 @@ fn words(name: &str) -> &str {
         "shrinkShare" => "Shrink share",
         "nvlsCTAs" => "NVLS CTAs",
         other => other,
-    }
-}
-
-/// A duration in seconds from the environment.
-pub(crate) fn seconds(variable: &str) -> Option<Duration> {
-    let text = std::env::var(variable).ok()?;
-    match text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
-        Some(duration) if !duration.is_zero() => Some(duration),
-        _ => {
-            log::warn!("{variable} is \"{text}\", which is not a number of seconds above 0; it is ignored");
-            None
-        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use unisono::communicator::{Options, Rendezvous};
 use unisono::engine::bootstrap::MAX_RANKS;
 use unisono::rendezvous::hash::HashStore;
+use unisono::rendezvous::id::served;
 use unisono::rendezvous::store::Store;
 
 use crate::abi::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
@@ -124,7 +125,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
             };
             let communicator = Communicator::new(Place::of_device(number)?, Config::unset(), Vec::new());
             let rendezvous = Rendezvous::Store(store.clone());
-            let options = options(rank as u32, size, rendezvous);
+            let options = options(rank as u32, size, rendezvous)?;
             // SAFETY: the contract of the header: room for `ndev` communicators.
             let place = unsafe { comm.add(rank) };
             joinings.push((communicator, place, options));
@@ -279,12 +280,12 @@ unsafe fn from_ids(
     let ids = ids.iter().map(unique_id::bytes).collect::<Result<Vec<_>>>()?;
     let [meeting, ..] = ids[..] else { fail!(InvalidArgument, "there is no unique id") };
     let here = Place::here()?;
+    let mut options = options(rank, size, Rendezvous::Id(meeting))?;
     if rank == 0 {
         unique_id::serve_place(&meeting)?;
     }
-    let servers = ids.iter().filter_map(unique_id::claim).collect();
+    let servers = ids.iter().filter_map(served::server).collect();
     let communicator = Communicator::new(here, config, servers);
-    let mut options = options(rank, size, Rendezvous::Id(meeting));
     if unique_id::is_of_place(&meeting)? {
         // Other communicators meet there, too.
         options.name = format!("world of {size}");
@@ -311,23 +312,23 @@ fn size(name: &str, given: c_int) -> Result<u32> {
     }
 }
 
-fn options(rank: u32, size: u32, rendezvous: Rendezvous) -> Options {
-    Options {
+fn options(rank: u32, size: u32, rendezvous: Rendezvous) -> Result<Options> {
+    Ok(Options {
         rank,
         size,
         rendezvous,
         name: "world".into(),
-        timeout: meeting_timeout(),
+        timeout: meeting_timeout()?,
         interface: unique_id::interface(),
         transports: None,
         host: host(),
-    }
+    })
 }
 
 /// What tells this host from others, as NCCL's settings have it: `None` leaves it to the library, which has its own
 /// variable.
 fn host() -> Option<String> {
-    let ours = std::env::var_os("UNISONO_HOST").is_some();
+    let ours = unisono::settings::get("UNISONO_HOST").is_some();
     settings::get("NCCL_HOSTID").filter(|name| !ours && !name.is_empty())
 }
 

@@ -1,24 +1,26 @@
-//! What NCCL_DEBUG asks for: VERSION, WARN, INFO or TRACE, each with what those before it tell. Without it the library is
-//! silent, unless UNISONO_LOG asks. Lines go to standard output or, with NCCL_DEBUG_FILE, to that file, in whose name %h
-//! stands for the host and %p for the process.
+//! What NCCL_DEBUG asks for: VERSION, WARN, INFO or TRACE, each with what those before it tell. Lines go to standard output or, with
+//! NCCL_DEBUG_FILE, to that file, in whose name %h stands for the host and %p for the process. Without it the library is silent, unless
+//! UNISONO_LOG asks: its lines go to standard error, as in libunisono. What unisono_log_set has said goes before all of it, but for the
+//! line with the version.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use log::{Level, LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter};
+use unisono::ffi;
 use unisono::sys::global::Global;
 
 use crate::settings;
 use crate::version::VERSION;
 
-static LOGGER: Logger = Logger;
 /// Whoever has another lock may log.
 static SINK: Global<Sink> = Global::last(Sink::Stdout);
 
-struct Logger;
-
 enum Sink {
     Stdout,
+    Stderr,
     File(File),
 }
 
@@ -37,26 +39,30 @@ impl Wish {
             Some("INFO") => LevelFilter::Info,
             Some("ABORT" | "TRACE") => LevelFilter::Trace,
             _ => {
-                let level = unisono_log.and_then(|level| level.trim().parse().ok());
-                return Wish { version: false, level: level.unwrap_or(LevelFilter::Off) };
+                let level = unisono_log.map_or(Ok(LevelFilter::Off), str::parse);
+                // Who misspelt it has been told so, and wants to read something.
+                return Wish { version: false, level: level.unwrap_or(LevelFilter::Warn) };
             }
         };
         Wish { version: true, level }
     }
 }
 
-/// Makes [`LOGGER`] the process's logger, once.
+/// Has messages told as the environment asks, once. The native face may have been called before, and has a logger for both; a Rust
+/// program that has its own keeps it.
 pub(crate) fn install() {
-    if log::set_logger(&LOGGER).is_ok() {
+    if !READ.swap(true, Ordering::Relaxed) {
         read_environment();
     }
 }
+
+static READ: AtomicBool = AtomicBool::new(false);
 
 /// Reads NCCL_DEBUG and NCCL_DEBUG_FILE again.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclResetDebugInit() {
     // A panic in here would have nowhere to go; nothing in it panics.
-    install();
+    READ.store(true, Ordering::Relaxed);
     read_environment();
 }
 
@@ -67,12 +73,15 @@ pub extern "C" fn ncclResetDebugInitInternal() {
 }
 
 fn read_environment() {
-    let unisono_log = std::env::var("UNISONO_LOG").ok();
+    if !ffi::shares_logger() {
+        return;
+    }
+    let unisono_log = unisono::settings::get("UNISONO_LOG");
     let wish = Wish::parse(settings::get("NCCL_DEBUG").as_deref(), unisono_log.as_deref());
     let mut sink = SINK.write();
-    *sink = Sink::Stdout;
+    *sink = if wish.version { Sink::Stdout } else { Sink::Stderr };
     if wish.version
-        && let Some(path) = settings::get("NCCL_DEBUG_FILE").filter(|path| !path.is_empty())
+        && let Some(path) = settings::get("NCCL_DEBUG_FILE")
     {
         let path = file_name(&path, &host(), std::process::id());
         match OpenOptions::new().create(true).append(true).open(&path) {
@@ -82,12 +91,24 @@ fn read_environment() {
             }
         }
     }
-    log::set_max_level(wish.level);
     if wish.version {
         let (major, minor, patch) = (VERSION / 10000, VERSION / 100 % 100, VERSION % 100);
         let version = env!("CARGO_PKG_VERSION");
         sink.write(&format!("NCCL version {major}.{minor}.{patch}+unisono{version}\n"));
     }
+    // Whoever tells a message takes it in its turn, for which this waits.
+    drop(sink);
+    ffi::log_by(tell, wish.level);
+}
+
+/// Tells a message, in its turn.
+fn tell(level: Level, text: fmt::Arguments<'_>) {
+    let level = match level {
+        Level::Error | Level::Warn => "WARN",
+        Level::Info => "INFO",
+        Level::Debug | Level::Trace => "TRACE",
+    };
+    SINK.write().write(&line(level, &text.to_string()));
 }
 
 impl Sink {
@@ -97,28 +118,10 @@ impl Sink {
             Sink::Stdout => {
                 std::io::stdout().write_all(line.as_bytes()).and_then(|()| std::io::stdout().flush())
             }
+            Sink::Stderr => std::io::stderr().write_all(line.as_bytes()),
             Sink::File(file) => file.write_all(line.as_bytes()),
         };
     }
-}
-
-impl Log for Logger {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= log::max_level()
-    }
-
-    fn log(&self, record: &Record<'_>) {
-        if self.enabled(record.metadata()) {
-            let level = match record.level() {
-                Level::Error | Level::Warn => "WARN",
-                Level::Info => "INFO",
-                Level::Debug | Level::Trace => "TRACE",
-            };
-            SINK.write().write(&line(level, &record.args().to_string()));
-        }
-    }
-
-    fn flush(&self) {}
 }
 
 /// As NCCL's readers expect lines to begin.
@@ -137,8 +140,9 @@ fn file_name(pattern: &str, host: &str, process: u32) -> String {
             '%' => match rest.next() {
                 Some('h') => name.push_str(host),
                 Some('p') => name.push_str(&process.to_string()),
-                Some(other) => name.push(other),
-                None => name.push('%'),
+                Some('%') | None => name.push('%'),
+                // Nothing that it stands for.
+                Some(other) => name.extend(['%', other]),
             },
             other => name.push(other),
         }
@@ -159,17 +163,21 @@ mod tests {
     #[test]
     fn the_environment_says_how_much() {
         let wish = |debug, log| Wish::parse(debug, log);
-        assert_eq!(wish(None, None), Wish { version: false, level: LevelFilter::Off });
-        assert_eq!(wish(Some("version"), None), Wish { version: true, level: LevelFilter::Off });
-        assert_eq!(wish(Some("WARN"), Some("trace")), Wish { version: true, level: LevelFilter::Warn });
-        assert_eq!(wish(Some("INFO"), None), Wish { version: true, level: LevelFilter::Info });
-        assert_eq!(wish(None, Some("debug")), Wish { version: false, level: LevelFilter::Debug });
-        assert_eq!(wish(Some("nonsense"), None), Wish { version: false, level: LevelFilter::Off });
+        let native = |level| Wish { version: false, level };
+        let asked = |level| Wish { version: true, level };
+        assert_eq!(wish(None, None), native(LevelFilter::Off));
+        assert_eq!(wish(Some("version"), None), asked(LevelFilter::Off));
+        assert_eq!(wish(Some("WARN"), Some("trace")), asked(LevelFilter::Warn));
+        assert_eq!(wish(Some("INFO"), None), asked(LevelFilter::Info));
+        assert_eq!(wish(None, Some("debug")), native(LevelFilter::Debug));
+        assert_eq!(wish(Some("nonsense"), None), native(LevelFilter::Off));
+        assert_eq!(wish(None, Some("loud")), native(LevelFilter::Warn));
     }
 
     #[test]
     fn patterns_of_file_names() {
         assert_eq!(file_name("/logs/nccl.%h.%p", "node1", 42), "/logs/nccl.node1.42");
         assert_eq!(file_name("100%%", "h", 1), "100%");
+        assert_eq!(file_name("log.%r.%%p.%p%", "h", 1), "log.%r.%p.1%");
     }
 }

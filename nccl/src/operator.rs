@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use unisono::reduce::{DataType, Operator};
@@ -12,15 +13,12 @@ use crate::communicator;
 use crate::error::{Result, SUCCESS, fail, guard, out};
 use crate::place::Place;
 
-/// The operators that were made for one communicator. Their numbers are never used again.
+/// The operators that were made for one communicator, by their numbers.
 #[derive(Default)]
-pub(crate) struct Operators(Mutex<Made>);
+pub(crate) struct Operators(Mutex<HashMap<ncclRedOp_t, PreMulSum>>);
 
-#[derive(Default)]
-struct Made {
-    count: i32,
-    by_number: HashMap<ncclRedOp_t, PreMulSum>,
-}
+/// The number of the next operator, of whichever communicator: none takes another's for its own. Numbers are never used again.
+static NEXT: AtomicU32 = AtomicU32::new(ncclRedOp::ncclNumOps as u32);
 
 /// Multiplies this rank's input before it is summed.
 #[derive(Clone, Copy)]
@@ -47,7 +45,7 @@ impl Operators {
             3 => Operator::Min,
             4 => Operator::Average,
             _ => {
-                let Some(made) = self.lock().by_number.get(&number).copied() else {
+                let Some(made) = self.lock().get(&number).copied() else {
                     fail!(
                         InvalidArgument,
                         "op {number} is unknown: 0 (sum) to 4 (avg), or an operator made for this communicator and not destroyed"
@@ -71,17 +69,25 @@ impl Operators {
     }
 
     fn add(&self, operator: PreMulSum) -> Result<ncclRedOp_t> {
-        let mut made = self.lock();
-        let Some(number) = made.count.checked_add(ncclRedOp::ncclNumOps as i32) else {
-            fail!(InvalidUsage, "this communicator has had 2147483642 operators; there are no more numbers");
-        };
-        made.count += 1;
-        made.by_number.insert(number, operator);
+        let number = draw(&NEXT)?;
+        self.lock().insert(number, operator);
         Ok(number)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Made> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ncclRedOp_t, PreMulSum>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The next number, which nobody else has had.
+fn draw(next: &AtomicU32) -> Result<ncclRedOp_t> {
+    const LAST: u32 = ncclRedOp::ncclMaxRedOp as u32;
+    let step = |number: u32| (number <= LAST).then(|| number + 1);
+    match next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) {
+        Ok(number) => Ok(number as ncclRedOp_t),
+        Err(_) => {
+            fail!(InvalidUsage, "this process has made operators up to {LAST}: there are no more numbers")
+        }
     }
 }
 
@@ -131,7 +137,7 @@ pub extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclRes
         if (0..ncclRedOp::ncclNumOps as ncclRedOp_t).contains(&op) {
             fail!(InvalidArgument, "op {op} is one of NCCL's own and cannot be destroyed");
         }
-        match communicator.operators.lock().by_number.remove(&op) {
+        match communicator.operators.lock().remove(&op) {
             Some(_) => Ok(SUCCESS),
             None => {
                 fail!(InvalidArgument, "op {op} is no operator of this communicator, or was destroyed before")
@@ -190,6 +196,32 @@ fn small_float(bits: u64, exponent: u32, mantissa: u32, infinity: bool) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Status;
+
+    #[test]
+    fn operators_of_different_communicators_have_different_numbers() {
+        let [one, other] = [3.0, 5.0].map(|factor| {
+            let operators = Operators::default();
+            let factor = Factor::Value(factor);
+            let number = operators.add(PreMulSum { dtype: DataType::F32, factor }).unwrap();
+            (operators, number)
+        });
+        for (operators, own, others) in [(&one.0, one.1, other.1), (&other.0, other.1, one.1)] {
+            assert!(own >= ncclRedOp::ncclNumOps as ncclRedOp_t);
+            assert!(operators.resolve(own, DataType::F32).is_ok());
+            let error = operators.resolve(others, DataType::F32).unwrap_err();
+            assert!(error.text().contains("is unknown"), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_operators_end_at_the_largest() {
+        let next = AtomicU32::new(i32::MAX as u32 - 1);
+        assert_eq!([draw(&next), draw(&next)], [Ok(i32::MAX - 1), Ok(i32::MAX)]);
+        for _ in 0..2 {
+            assert_eq!(draw(&next).unwrap_err().status(), Status::InvalidUsage);
+        }
+    }
 
     #[test]
     fn scalars_of_every_type_are_read() {

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Once, OnceLock};
 
 use unisono::cuda::context::{self, Devices};
+use unisono::settings::switch;
 
 use crate::error::{Result, fail};
 use crate::settings;
@@ -24,7 +25,7 @@ pub(crate) enum Place {
 impl Place {
     /// The calling thread's: its current device, or the first one if it has none.
     pub(crate) fn here() -> Result<Place> {
-        if on_host() {
+        if on_host()? {
             return Ok(Place::Host(0));
         }
         let devices = devices()?;
@@ -33,7 +34,7 @@ impl Place {
 
     /// That of device `number`.
     pub(crate) fn of_device(number: u32) -> Result<Place> {
-        if on_host() {
+        if on_host()? {
             return Ok(Place::Host(number));
         }
         let devices = devices()?;
@@ -53,7 +54,7 @@ impl Place {
 
 /// How many devices a communicator can be made on; no limit in host memory.
 pub(crate) fn device_count() -> Result<Option<u32>> {
-    if on_host() { Ok(None) } else { Ok(Some(devices()?.count())) }
+    if on_host()? { Ok(None) } else { Ok(Some(devices()?.count())) }
 }
 
 /// This machine's devices.
@@ -77,7 +78,8 @@ pub(crate) fn devices() -> Result<Arc<Devices>> {
     })
 }
 
-fn on_host() -> bool {
-    static ON_HOST: OnceLock<bool> = OnceLock::new();
-    *ON_HOST.get_or_init(|| std::env::var(HOST_VARIABLE).is_ok_and(|value| value.trim() == "1"))
+fn on_host() -> Result<bool> {
+    static ON_HOST: OnceLock<Result<bool>> = OnceLock::new();
+    let read = || switch(HOST_VARIABLE, unisono::settings::get(HOST_VARIABLE).as_deref());
+    ON_HOST.get_or_init(|| Ok(read()?.unwrap_or(false))).clone()
 }

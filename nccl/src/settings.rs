@@ -1,4 +1,5 @@
-//! NCCL's settings: what the environment says or, where it does not, NCCL's configuration files.
+//! NCCL's settings: what the environment says or, where it does not, NCCL's configuration files. What cannot be understood is ignored, as
+//! NCCL does; what is empty says nothing, and keeps the files from being asked, as there.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ pub(crate) fn get(name: &str) -> Option<String> {
 
 /// A number; what is none is ignored, and said in the log.
 pub(crate) fn number(name: &str) -> Option<i64> {
-    let text = get(name)?;
+    let text = get(name).filter(|text| !text.trim().is_empty())?;
     let number = text.trim().parse();
     if number.is_err() {
         log::warn!("{name} is \"{text}\", which is not a number; it is ignored");

@@ -8,13 +8,13 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use unisono::communicator::{Context, Options, Recall};
+use unisono::rendezvous::id::served;
 use unisono::sys::process;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{COMMUNICATORS, Communicator, Making};
 use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught};
 use crate::order::Turn;
-use crate::unique_id;
 
 /// A communicator that is to meet the other ranks.
 pub(crate) struct Joining {
@@ -139,9 +139,10 @@ fn meet_by(
         let inner = communicator.clone();
         let meet = move || {
             inner.meet(|recall| ranks.meet(turn, inner.config.name.clone(), recall));
-            unique_id::is_over(&inner.servers());
-            if let Some(making) = making {
-                making.end(inner.met().and_then(|met| met.as_ref().err()));
+            match making {
+                // Its servers are its parent's, which has met.
+                Some(making) => making.end(inner.met().and_then(|met| met.as_ref().err())),
+                None => served::is_over(&inner.servers(), matches!(inner.met(), Some(Ok(_)))),
             }
         };
         match spawn(Box::new(meet)) {
@@ -284,6 +285,32 @@ mod tests {
         assert_eq!((places, count.get()), ([std::ptr::null_mut(); 3], 2));
         let ends = communicators.map(|communicator| communicator.wait().unwrap_err().status());
         assert_eq!(ends, [Status::Aborted, Status::System, Status::System]);
+    }
+
+    #[test]
+    fn an_id_whose_meeting_has_failed_is_served_for_those_who_come_later() {
+        for (size, met) in [(1, true), (2, false)] {
+            let bytes = served::create(Some("127.0.0.1")).unwrap();
+            let servers = served::server(&bytes).into_iter().collect();
+            let communicator = Communicator::new(Place::Host(0), Config::unset(), servers);
+            let options = Options {
+                rank: 0,
+                size,
+                rendezvous: Rendezvous::Id(bytes),
+                name: String::new(),
+                timeout: Duration::from_millis(50),
+                interface: None,
+                transports: None,
+                host: None,
+            };
+            let mut place = std::ptr::null_mut();
+            // SAFETY: it lives as long as what is called here.
+            let joining = unsafe { Joining::new(communicator, &raw mut place, Ranks::Of(Box::new(options))) };
+            assert_eq!(meet(vec![joining]).is_ok(), met);
+            assert!(served::server(&bytes).is_some(), "of {size}");
+            assert_eq!(COMMUNICATORS.take(place).is_some(), met);
+            assert_eq!(served::server(&bytes).is_some(), !met, "of {size}");
+        }
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! Unique ids, and the servers behind them.
 
 use std::ffi::c_char;
-use std::sync::{Arc, Weak};
 
-use unisono::rendezvous::id::{ID_BYTES, UniqueId};
+use unisono::rendezvous::id::{ID_BYTES, UniqueId, served};
 use unisono::rendezvous::interface::Interface;
 use unisono::rendezvous::tcp_server::ServerHandle;
 use unisono::sys::child::OpenFiles;
@@ -17,7 +16,8 @@ use crate::settings;
 
 /// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
 ///
-/// This process serves the meeting until its communicator of that id is destroyed, or it ends. It listens on the
+/// This process serves the meeting until its communicator of that id is destroyed, or it ends. Meetings that have failed
+/// it serves for a minute or more, so that ranks that come late are told why, but no more than the last eight. It listens on the
 /// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses. With NCCL_COMM_ID set to a place
 /// of rank 0's host (10.0.0.1:5000) every rank makes the same id, and rank 0 serves the meeting there as it joins, until its process
 /// ends; then the ranks of one communicator at a time can meet.
@@ -34,12 +34,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
         if let Err(error) = OpenFiles::most() {
             log::debug!("the limit of open files stays as it is: {error}");
         }
-        let (id, server) = UniqueId::create(interface().as_deref())?;
-        let bytes = id.to_bytes();
-        let server = Arc::new(server);
-        let mut served = SERVED.write();
-        served.retain(|served| served.server.strong_count() > 0);
-        served.push(Served { bytes, server: Arc::downgrade(&server), unclaimed: Some(server) });
+        let bytes = served::create(interface().as_deref())?;
         place.write(ncclUniqueId { internal: bytes.map(|byte| byte as c_char) });
         Ok(SUCCESS)
     })
@@ -85,7 +80,7 @@ struct ServedPlace {
 /// The interface that the environment names: UNISONO_INTERFACE or, as NCCL's users do it, NCCL_SOCKET_IFNAME. `None`: the
 /// library chooses.
 pub(crate) fn interface() -> Option<String> {
-    if let Ok(wanted) = std::env::var("UNISONO_INTERFACE") {
+    if let Some(wanted) = unisono::settings::get("UNISONO_INTERFACE") {
         return Some(wanted);
     }
     let named = settings::get("NCCL_SOCKET_IFNAME")?;
@@ -127,52 +122,18 @@ pub(crate) fn bytes(id: &ncclUniqueId) -> Result<[u8; ID_BYTES]> {
     Ok(bytes)
 }
 
-/// The servers of the ids that this process made, for the communicators that are made from them.
-static SERVED: Global<Vec<Served>> = Global::new(Vec::new());
-
-struct Served {
-    bytes: [u8; ID_BYTES],
-    server: Weak<ServerHandle>,
-    /// Keeps the server until the first meeting is over.
-    unclaimed: Option<Arc<ServerHandle>>,
-}
-
-/// The server of an id, if this process serves it.
-pub(crate) fn claim(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
-    SERVED.write().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
-}
-
-/// The meeting of a communicator that was made from the ids of these servers is over, well or not: from now on they live as long as it and
-/// its children. One that has not begun, since its group was refused, may be tried again.
-pub(crate) fn is_over(servers: &[Arc<ServerHandle>]) {
-    let mut served = SERVED.write();
-    let of_these = |served: &mut Served| {
-        served.unclaimed.take_if(|one| servers.iter().any(|other| Arc::ptr_eq(one, other)))
-    };
-    let kept: Vec<_> = served.iter_mut().filter_map(of_these).collect();
-    drop(served);
-    // Where nothing is locked, though these are not the last.
-    drop(kept);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_served_until_its_meeting_is_over_and_the_last_of_its_communicators_is_gone() {
+    fn an_id_is_served_by_the_process_that_makes_it() {
         let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
         // SAFETY: it is writable.
         assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, SUCCESS);
         let bytes = bytes(&id).unwrap();
-        // Of a meeting that does not begin.
-        drop(claim(&bytes).expect("a server"));
-        let server = claim(&bytes).expect("a server still");
-        is_over(std::slice::from_ref(&server));
-        let child = claim(&bytes).expect("it lives on its parent's");
-        drop(server);
-        drop(child);
-        assert!(claim(&bytes).is_none());
+        assert!(served::server(&bytes).is_some());
+        served::release(&bytes);
     }
 
     #[test]

@@ -307,7 +307,7 @@ pub fn bytes(name: &str, count: u64, element: u64, dtype: DataType) -> Result<us
 }
 
 /// A digest of a list of counts, told apart from a count by one bit.
-fn digest(counts: &[u64]) -> u64 {
+pub fn digest(counts: &[u64]) -> u64 {
     let mixed = counts.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &count| {
         (hash ^ count).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
     });

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use super::checked::Checked;
 use crate::schedule::cost::{Link, Model, Question, Widths};
 use crate::schedule::{Agreement, Algorithm, Collective, Kind, Shape, total};
-use crate::sys::float::Standard;
+use crate::sys::float::by_defaults;
 
 /// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
 /// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
@@ -22,7 +22,8 @@ pub const MODEL: Model = Model {
 };
 
 /// Above this many bytes no rank combines whole vectors: that goes at the speed of memory, which the model does not know.
-/// At 64 MiB and 2 ranks over loopback recursive doubling took 74 ms, two-shot 39.
+/// At 64 MiB and 2 ranks over loopback recursive doubling took 74 ms, two-shot 39. A reduce among more than [`MESH`] ranks has
+/// nothing else: by the binomial tree, which takes room for a vector a level where linear would for one of each rank.
 const WHOLE: u64 = 512 * 1024;
 
 /// Up to this many bytes, of all blocks together, messages cost what sending each does, which the model has as much of within a node as
@@ -76,8 +77,9 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
             algorithm,
             Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Linear | Algorithm::Pairwise
         );
+        let only_tree = kind == Kind::Reduce && shape.size > MESH;
         let whole = matches!(algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling)
-            || (*algorithm == Algorithm::Binomial && reduces)
+            || (*algorithm == Algorithm::Binomial && reduces && !only_tree)
             || (*algorithm == Algorithm::Linear && kind == Kind::Reduce);
         // Where a node has several ranks, these send more messages between nodes than it takes, for some roots at least.
         let crosses_often = short
@@ -103,9 +105,10 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
             && (!meshed || shape.size <= MESH || !has_sparse_form(&checked.collective))
     });
     // However this rank's thread rounds.
-    let _standard = Standard::enter();
-    // Every collective is served by some algorithm that keeps the order.
-    MODEL.cheapest(candidates, &question).map_or(Algorithm::Linear, |(algorithm, _)| algorithm)
+    let cheapest = by_defaults(|| MODEL.cheapest(candidates, &question));
+    debug_assert!(cheapest.is_some(), "nothing is left for {question:?}");
+    // Every collective has an algorithm left that keeps the order, whatever its size: the tests see to that.
+    cheapest.map_or(Algorithm::Linear, |(algorithm, _)| algorithm)
 }
 
 /// What keeps the output of a call as it was, if the ranks' calls differ.
@@ -205,6 +208,8 @@ mod tests {
     use super::*;
     use crate::collective::request::{Counts, Request};
     use crate::reduce::{DataType, Operator};
+    use crate::schedule::ir::{Action, Step};
+    use crate::schedule::plan;
     use crate::signature::Kind;
 
     fn choice(kind: Kind, count: u64, size: u32) -> Algorithm {
@@ -259,6 +264,8 @@ mod tests {
     fn short_reductions_take_few_rounds_and_long_ones_few_bytes() {
         assert_eq!(choice(Kind::Allreduce, 1 << 24, 2), Algorithm::TwoShot);
         assert_eq!(choice(Kind::Reduce, 1 << 24, 2), Algorithm::TwoShot);
+        assert_eq!(choice(Kind::Reduce, 1 << 24, 64), Algorithm::TwoShot);
+        assert_eq!(choice(Kind::Reduce, 1 << 24, 65), Algorithm::Binomial);
         assert_eq!(choice(Kind::Allreduce, 16, 4), Algorithm::RecursiveDoubling);
         assert_eq!(choice(Kind::Allreduce, 1 << 18, 4), Algorithm::TwoShot);
         assert_eq!(choice(Kind::Allreduce, 16, 4096), Algorithm::RecursiveDoubling);
@@ -278,6 +285,54 @@ mod tests {
                         .expect("every collective has schedules");
                     assert!(algorithm.serves(schedule_kind), "{algorithm:?} for {kind:?}");
                     assert!(!kind.reduces() || algorithm.canonical(&Shape::new(0, size)));
+                }
+            }
+        }
+    }
+
+    /// Where none is left, the choice itself says so.
+    #[test]
+    fn something_is_left_to_choose_from_at_every_size() {
+        for kind in
+            Kind::ALL.into_iter().filter(|kind| !kind.point_to_point() && *kind != Kind::SparseAllreduce)
+        {
+            for size in 1..=1024 {
+                // An empty call, one that is short, one that just is not, and long ones.
+                for count in [0, 3, 1 << 14, 1 << 18, 1 << 24] {
+                    for ranks_per_node in [0, 8] {
+                        let algorithm = choice_on(kind, count, size, ranks_per_node);
+                        let gathers_all = size > MESH
+                            && matches!(kind, Kind::Allreduce | Kind::Reduce)
+                            && matches!(
+                                algorithm,
+                                Algorithm::Linear | Algorithm::OneShot | Algorithm::TwoShot
+                            );
+                        assert!(!gathers_all, "{algorithm:?} for {kind:?} of {count} among {size}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_reduction_among_many_ranks_takes_room_for_a_vector_a_level() {
+        const COUNT: u64 = 1 << 20;
+        for size in [65u32, 100, 128, 1000] {
+            let levels = u64::from(u32::BITS - (size - 1).leading_zeros());
+            for root in [0, size / 2 + 3, size - 1] {
+                let collective = Collective::Reduce { count: COUNT, root };
+                // The root, and those that combine the most, are among them.
+                for rank in (0..size).step_by(16).chain([root]) {
+                    let shape = Shape { chunk: 1 << 15, ..Shape::new(rank, size) };
+                    let schedule = plan(Algorithm::Binomial, &collective, &shape).expect("a plan");
+                    // What a step receives to combine it has room of its own.
+                    let staged = |step: &Step| match step.action {
+                        Action::ReceiveReduce { local, .. } => local.len,
+                        _ => 0,
+                    };
+                    let staged: u64 = schedule.steps.iter().map(staged).sum();
+                    let room = schedule.scratch + schedule.partial + staged;
+                    assert!(room <= (levels + 1) * COUNT, "{room} for rank {rank} of {size}, root {root}");
                 }
             }
         }

@@ -286,7 +286,11 @@ impl Context {
         // SAFETY: the caller's promise.
         let make = unsafe { self.make(group, &mut checked, by_messages, request.operator, call, buffers) };
         let make = self.or_fail(make)?;
-        Ok(Next::Step(Step { group, class, tag, signature: checked.signature, make }))
+        let mut signature = checked.signature.averaging(call.averaged);
+        if sends_no_elements(&checked, buffers) {
+            signature = signature.over_several();
+        }
+        Ok(Next::Step(Step { group, class, tag, signature, make }))
     }
 
     /// How a collective on host memory is run; notes in its signature the algorithm that the caller named. `by_messages`: see
@@ -393,7 +397,8 @@ pub(super) fn class_of(call: &Call) -> (Class, u64) {
     }
 }
 
-/// What comes before and after the ordinary reduction of several buffers, or of scaled ones.
+/// What comes before and after the ordinary reduction of several buffers, or of scaled ones. Of an average, all ranks have
+/// as many as this one ([`Call::averaged`]).
 pub(super) fn widen(
     checked: &Checked,
     operator: Operator,
@@ -418,6 +423,17 @@ pub(super) fn widen(
     }
 }
 
+/// Whether messages have accumulators of another type where those of a rank with one buffer have elements: both may be of the same
+/// bytes, so the ranks compare it. Averages compare how many buffers there are, and what is scaled is accumulators with one buffer, too.
+fn sends_no_elements(checked: &Checked, buffers: &[*mut u8]) -> bool {
+    buffers.len() > 1
+        && checked.dtype.accumulator() != checked.dtype
+        && !matches!(
+            checked.operator,
+            None | Some(Operator::Average | Operator::PreMulSum(_) | Operator::Custom(_))
+        )
+}
+
 /// Whether calls whose lists may differ from rank to rank go by messages: once the ranks have agreed that their GPUs do not exchange
 /// some may have device memory, and only messages let a rank go its own way. To be asked when a call is made: while it runs its ranks
 /// may agree, not all at the same moment of it.
@@ -426,8 +442,8 @@ pub(super) fn lists_by_messages(group: &Group) -> bool {
 }
 
 /// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
-/// library. How many buffers a rank has does not matter: ranks may have different numbers. `by_messages`: see
-/// [`lists_by_messages`].
+/// library. How many buffers a rank has does not matter here: ranks may have different numbers, or what they have called says
+/// how many, or that they are several, too. `by_messages`: see [`lists_by_messages`].
 pub(super) fn exchange_directly(
     group: &Group,
     checked: &Checked,

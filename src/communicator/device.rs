@@ -197,7 +197,7 @@ impl Context {
                 What::Point(Point { peer: point.peer - hosts.layout().first(), ..point }, signature)
             }
             (Way::Hosts(hosts), What::Collective(..)) => {
-                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller, call.max_blocks)?))
+                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller, call)?))
             }
             // A broadcast by stages is within one host.
             (Way::Hosts(_), What::Pull(..)) => return Ok(None),
@@ -366,7 +366,7 @@ fn collective(request: &Request, call: &Call, uniform: &Uniform) -> (Job, Signat
         root: signature.root,
         max_blocks: call.max_blocks,
     };
-    (job, Signature { device: true, ..*signature })
+    (job, Signature { device: true, ..signature.averaging(call.averaged) })
 }
 
 /// A broadcast by stages.

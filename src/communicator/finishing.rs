@@ -7,25 +7,39 @@ use crate::engine::observed::{First, Observed};
 use crate::engine::operation::{Completion, Operation};
 use crate::error::Result;
 
-/// `operation`, with `first` before it, when its turn has come, and `finish` once it has ended well.
-pub(super) fn finishing<O: Operation, F: FnMut() + Send>(
+/// `operation`, with `first` before it, when its turn has come, and `finish` once it has ended well. Each call of these does
+/// a part, and says whether that was the last.
+pub(super) fn finishing<O: Operation, F: FnMut() -> bool + Send>(
     operation: O,
     first: Option<First>,
     mut finish: F,
 ) -> impl Operation + use<O, F> {
-    let then = move |_: &Group, answer: &Poll<Result<Completion>>| {
-        if let Poll::Ready(Ok(_)) = answer {
-            finish();
-        }
+    let then = move |_: &Group, answer: &Poll<Result<Completion>>| match answer {
+        Poll::Ready(Ok(_)) => finish(),
+        _ => true,
     };
-    Observed { operation, first, then }
+    Observed::new(operation, first, then)
+}
+
+/// Bytes that a part reads and writes, about: a millisecond or two, as what long calls move in one look.
+const PART_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
+
+/// Parts have a multiple of so many positions: no function of the caller's sees where they are cut.
+const GRAIN: usize = 4096;
+
+/// Positions of a part of which so many bytes are read and written for each.
+pub(super) fn part_of(bytes: usize) -> usize {
+    (PART_BYTES / bytes.max(1)).max(1).next_multiple_of(GRAIN)
 }
 
 /// A result that is copied to further buffers of this rank.
 pub(super) struct Copied {
     from: *const u8,
     to: Vec<*mut u8>,
+    /// How many bytes,
     bytes: usize,
+    /// and those that have been copied.
+    done: usize,
 }
 
 // SAFETY: the pointers are the caller's, promised to be usable from the library's threads until the operation ends.
@@ -34,25 +48,31 @@ unsafe impl Send for Copied {}
 impl Copied {
     /// Of `bytes` bytes at `from`.
     pub(super) fn new(from: *const u8, to: &[*mut u8], bytes: usize) -> Copied {
-        Copied { from, to: to.to_vec(), bytes }
+        Copied { from, to: to.to_vec(), bytes, done: 0 }
     }
 
     /// `operation`, whose result is copied.
     ///
     /// # Safety
     /// Every buffer holds the bytes until the operation has ended; they are the same or apart.
-    pub(super) unsafe fn behind<O: Operation>(self, operation: O) -> impl Operation + use<O> {
+    pub(super) unsafe fn behind<O: Operation>(mut self, operation: O) -> impl Operation + use<O> {
         // SAFETY: the caller's promise.
-        finishing(operation, None, move || unsafe { self.make() })
+        finishing(operation, None, move || unsafe { self.go_on() })
     }
 
-    /// Copies now.
+    /// Copies the next part. Whether that was the last.
     ///
     /// # Safety
     /// Every buffer holds the bytes; they are the same or apart.
-    unsafe fn make(&self) {
-        // SAFETY: the caller's promise.
-        unsafe { spread(self.from, &self.to, self.bytes) };
+    unsafe fn go_on(&mut self) -> bool {
+        let (from, start) = (self.from.wrapping_add(self.done), self.done);
+        let count = part_of(self.to.len() + 1).min(self.bytes - start);
+        for to in &self.to {
+            // SAFETY: the caller's promise, of a part of the bytes.
+            unsafe { spread(from, &[to.wrapping_add(start)], count) };
+        }
+        self.done += count;
+        self.done == self.bytes
     }
 }
 
@@ -66,5 +86,25 @@ pub(super) unsafe fn spread(from: *const u8, to: &[*mut u8], bytes: usize) {
             // SAFETY: the caller's promise.
             unsafe { std::ptr::copy(from, to, bytes) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_copied_in_parts() {
+        let from: Vec<u8> = (0..300_001usize).map(|at| (at ^ at >> 8) as u8).collect();
+        let mut to = [(); 2].map(|()| vec![0; from.len()]);
+        let pointers = to.each_mut().map(|to| to.as_mut_ptr());
+        let mut copied = Copied::new(from.as_ptr(), &pointers, from.len());
+        let mut parts = 1;
+        // SAFETY: all have so many bytes, and are apart.
+        while !unsafe { copied.go_on() } {
+            parts += 1;
+        }
+        assert!(parts > 5, "{parts}");
+        assert!(to.iter().all(|to| *to == from));
     }
 }

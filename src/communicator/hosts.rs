@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use self::across::{Across, Queue};
 use self::parts::Parts;
+use super::Call;
 use super::ahead;
 use super::context::Context;
 use super::staged::couriers;
@@ -111,9 +112,11 @@ pub(super) struct Composed {
     group: Arc<Group>,
     hosts: Arc<Hosts>,
     caller: Caller,
-    /// As [`Call::max_blocks`](super::Call::max_blocks).
+    /// As [`Call::max_blocks`].
     max_blocks: u32,
     checked: Checked,
+    /// What the ranks agree on.
+    signature: Signature,
 }
 
 // SAFETY: the pointers name memory of devices, which nothing here reads through them.
@@ -128,20 +131,21 @@ impl Composed {
         hosts: &Arc<Hosts>,
         request: &Request,
         caller: Caller,
-        max_blocks: u32,
+        call: &Call,
     ) -> Result<Composed> {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, group.size())?;
         }
         checked.signature.device = true;
+        let (signature, max_blocks) = (checked.signature.averaging(call.averaged), call.max_blocks);
         let (context, group, hosts) = (context.clone(), group.clone(), hosts.clone());
-        Ok(Composed { context, group, hosts, caller, max_blocks, checked })
+        Ok(Composed { context, group, hosts, caller, max_blocks, checked, signature })
     }
 
     /// What the ranks agree on.
     pub(super) fn signature(&self) -> Signature {
-        self.checked.signature
+        self.signature
     }
 
     /// Gives it to its stream, and is not followed beyond the hosts' part, which the work is: its kernels are, for the whole context.
@@ -184,7 +188,7 @@ impl Composed {
         self.context.or_fail(ahead::make_room(series.stream(), group, until))?;
         let queue = Arc::new(Queue::default());
         let mut turn = None;
-        let (timeout, signature) = (self.caller.timeout, self.checked.signature);
+        let (timeout, signature) = (self.caller.timeout, self.signature);
         let (devices, device) = (exchange.devices(), exchange.device());
         let copier = self.context.copier(devices, device, self.max_blocks);
         let by_couriers = copier.is_some();

@@ -89,12 +89,51 @@ pub(super) fn link_options(options: &Options) -> Result<LinkOptions> {
 }
 
 /// With the addresses of the interface that `options` or the environment names. The host may not have it.
-pub(super) fn on_interface(mut links: LinkOptions, options: &Options) -> Result<LinkOptions> {
-    if links.tcp {
-        let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());
-        let interface = Interface::choose(wanted.as_deref())?;
-        log::info!("links use {interface}");
-        links.addresses = interface.listening(MAX_ADDRESSES);
+pub(super) fn on_interface(links: LinkOptions, options: &Options) -> Result<LinkOptions> {
+    if !links.tcp {
+        return Ok(links);
     }
-    Ok(links)
+    let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());
+    let interface = match Interface::find(wanted.as_deref())? {
+        None if !links.shm => Some(Interface::choose(None)?),
+        found => found,
+    };
+    Ok(over(links, interface))
+}
+
+/// Over TCP at the addresses of this interface. If none is up, without TCP: ranks of one host need none.
+fn over(mut links: LinkOptions, interface: Option<Interface>) -> LinkOptions {
+    match interface {
+        Some(interface) => {
+            log::info!("links use {interface}");
+            links.addresses = interface.listening(MAX_ADDRESSES);
+        }
+        None => {
+            log::warn!(
+                "TCP is switched off, since no network interface is up: only ranks of this host are reached"
+            );
+            (links.tcp, links.no_tcp) = (false, "no network interface is up");
+        }
+    }
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
+    use super::*;
+
+    #[test]
+    fn without_an_interface_links_are_through_shared_memory_alone() {
+        let links = over(LinkOptions::default(), None);
+        assert!(links.shm && !links.tcp && links.addresses.is_empty());
+        assert_eq!(links.no_tcp, "no network interface is up");
+        let address = IpAddr::from([10, 0, 0, 5]);
+        let interface =
+            Interface { name: "eth0".into(), index: 2, addresses: vec![address], reason: "a test".into() };
+        let links = over(LinkOptions::default(), Some(interface));
+        assert!(links.shm && links.tcp);
+        assert_eq!(links.addresses, [SocketAddr::new(address, 0)]);
+    }
 }

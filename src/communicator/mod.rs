@@ -113,4 +113,7 @@ pub struct Call {
     /// memory of the host. Other memory is refused then. Otherwise a call is one on device memory if a pointer is of device or managed
     /// memory.
     pub on_device: bool,
+    /// Of an average over several buffers of each rank, how many this rank has: the ranks compare that. 0 for any other call;
+    /// [`Prepared`] sees to it.
+    pub averaged: u32,
 }

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::Call;
-use crate::collective::checked::Checked;
+use crate::collective::checked::{Checked, digest};
 use crate::collective::select;
 use crate::engine::endpoint::lock;
 use crate::engine::executor::Plan;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
-use crate::schedule::{Algorithm, Shape, plan};
-use crate::signature::{COUNT_IS_DIGEST, Signature};
+use crate::schedule::{Algorithm, Collective, Shape, plan};
+use crate::signature::{COUNT_IS_DIGEST, Signature, about_list};
 
 /// How many plans a context keeps. Programs repeat few kinds of call; one that does not pays for planning.
 const KEPT: usize = 256;
@@ -125,10 +125,16 @@ fn plan_with(checked: &Checked, call: &Call, seat: Seat, apart: bool) -> Result<
     }
     let algorithm = named(call)?.unwrap_or_else(|| select::automatic(checked, &shape));
     let schedule = plan(algorithm, &checked.collective, &shape)?;
-    // Other algorithms pass several blocks on together.
     let direct = matches!(algorithm, Algorithm::Linear | Algorithm::Pairwise);
-    let blocks =
-        if checked.listed && direct { schedule.blocks(&checked.collective, rank) } else { Vec::new() };
+    let blocks = match &checked.collective {
+        _ if !checked.listed => Vec::new(),
+        collective if direct => schedule.blocks(collective, rank),
+        // Other algorithms pass several blocks on together: all ranks have one list, and each message says which.
+        Collective::Gather { counts, .. } | Collective::Scatter { counts, .. } => {
+            vec![about_list(digest(counts)); schedule.steps.len()]
+        }
+        _ => Vec::new(),
+    };
     let schedule = schedule.renumbered(|rank| first + rank * step);
     let plan = Plan::new(schedule, checked.dtype, checked.operator, size)?.compare_blocks(blocks);
     Ok((plan, algorithm))

@@ -36,7 +36,8 @@ pub struct AlgorithmOptions {
     pub count: u64,
     /// Of which type.
     pub dtype: DataType,
-    /// Combined how. Average divides by the number of all buffers of all ranks, which have equally many.
+    /// Combined how. Average divides by the number of all buffers of all ranks, which have equally many: others are a mismatch. Of
+    /// floats shorter than 4 bytes all ranks have one buffer, or all have several: others are a mismatch, too.
     pub operator: Operator,
     /// The root rank.
     pub root: u32,
@@ -135,7 +136,9 @@ impl Prepared {
             operator: options.operator,
             root: options.root,
         };
-        let mut call = Call { algorithm: Some(options.algorithm), ..options.call.clone() };
+        let averages = many && kind.reduces() && matches!(options.operator, Operator::Average);
+        let averaged = if averages { u32::try_from(buffers.len()).unwrap_or(u32::MAX) } else { 0 };
+        let mut call = Call { algorithm: Some(options.algorithm), averaged, ..options.call.clone() };
         let name = context.algorithm(&request, &call)?;
         let cuda = context.cuda();
         let body = if on_devices(&options, &mut |address| cuda.locate(address))? {

@@ -164,7 +164,8 @@ impl Several {
                 request.input = accumulators.cast_const();
                 request.output = accumulators;
                 request.dtype = dtype.accumulator();
-                // The others have been applied, or come last.
+                // The others have been applied, or come last. Of an average the ranks compare how many pointers they have, which
+                // the call says: they all divide by their own number.
                 if matches!(operator, Operator::Average | Operator::PreMulSum(_)) {
                     request.operator = Operator::Sum;
                 }

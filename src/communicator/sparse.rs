@@ -4,7 +4,8 @@
 //! is neighbours on all ranks that have it is combined in one go. From three ranks on, where there is much to merge, each
 //! rank gets, merges and gives to all a part of the indices (shards.rs). Partial results travel as accumulators, so short floats
 //! are rounded once. An element's operands are combined in the canonical tree over all ranks, with the ranks that lack it
-//! left out.
+//! left out. What a rank does by itself in that, sorting, packing and merging, stops in the middle when it takes long
+//! (pace.rs): whoever moves the call has other things to see to.
 //!
 //! A tensor in device memory is loaded into pinned memory in the order of its stream, and is one like any other from there
 //! on. How many elements the result has is known on the host, when it is there: then the caller has room for it on the
@@ -13,6 +14,7 @@
 mod memory;
 mod merge;
 mod order;
+mod pace;
 mod run;
 mod shards;
 mod tensor;
@@ -22,8 +24,9 @@ mod tests;
 use std::sync::{Arc, OnceLock, Weak};
 
 pub(super) use self::memory::Pool;
-use self::merge::Union;
+use self::merge::combined;
 use self::order::Order;
+use self::pace::{Pace, at_once};
 use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Gathered, Shape, Tensor};
 use super::calls::{class_of, lists_by_messages};
@@ -296,6 +299,10 @@ impl Context {
         call: &Call,
         on_host: OnHost,
     ) -> Result<(Sparse, Option<Step<'_>>)> {
+        // Before anything is locked: in a child, by a thread that is not there.
+        if let Some(endpoint) = self.endpoint() {
+            endpoint.check_fork()?;
+        }
         if !matches!(
             operator,
             Operator::Sum | Operator::Product | Operator::Min | Operator::Max | Operator::Average
@@ -311,6 +318,7 @@ impl Context {
         }
         let shape = Shape::new(input.dims, input.block, input.dtype)?;
         let reducer = Reducer::new(input.dtype, operator, self.size())?;
+        self.sparse_memory().begin();
         // SAFETY: the caller's promise.
         let (source, devices) = unsafe { self.source(input, &shape, call, on_host) }?;
         let endpoint = self.endpoint().map_or_else(Weak::new, Arc::downgrade);
@@ -324,12 +332,13 @@ impl Context {
             let pool = self.sparse_memory();
             // SAFETY: it is here, and the caller's promise.
             let lists = unsafe { source.lists() };
-            let order = Order::of(lists.0, shape.dims, pool)?;
-            let mut all = Gathered::new(&shape, &[order.different as u64], pool)?;
-            all.put(0..1, lists, &order, &reducer, &Alone)?;
-            let union = Union::of(&all, &Alone)?;
-            let mut tensor = Tensor::new(&shape, union.nnz(), pool)?;
-            union.write(&all, &reducer, tensor.parts_mut(), pool, &Alone)?;
+            let pace = Pace::free();
+            let tensor = at_once(async {
+                let order = Order::of(lists.0, shape.dims, pool, &pace).await?;
+                let mut all = Gathered::new(&shape, &[order.different as u64], pool)?;
+                all.put(0..1, lists, &order, &reducer, &Alone, &pace).await?;
+                combined(&all, &reducer, pool, &Alone, &pace).await
+            })?;
             let _ = result.tensor.set(tensor);
             return Ok((result, None));
         };

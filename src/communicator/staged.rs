@@ -134,7 +134,7 @@ impl Context {
                 // their memory.
                 checked.signature.device = call.survey.on_device && !checked.listed;
                 let (class, tag) = class_of(options);
-                Ok((class, tag, checked.signature))
+                Ok((class, tag, checked.signature.averaging(options.averaged)))
             }
         }
     }

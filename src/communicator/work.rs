@@ -112,17 +112,15 @@ impl Work {
             State::Ended(result) => Some(result.clone()),
             State::Enqueued(enqueued) => {
                 if let Some(host) = &enqueued.host {
-                    host.group().endpoint().progress(0, host.through());
+                    host.test();
                 }
                 enqueued.look()
             }
             State::Running(running) => {
-                let endpoint = running.group().endpoint();
-                if let Err(error) = endpoint.check_fork() {
+                if let Err(error) = running.group().endpoint().check_fork() {
                     return Some(Err(error));
                 }
-                endpoint.progress(0, running.through());
-                running.result()
+                running.test()
             }
         }
     }

@@ -15,6 +15,7 @@ use super::scalar::Slots;
 use super::slab::Slabs;
 use super::word::Words;
 use crate::error::{Result, fail};
+use crate::settings::{self, switch};
 
 /// The devices of this process. Primary contexts are retained at first use, once for each device, until this is
 /// dropped. All methods from any thread.
@@ -331,10 +332,9 @@ pub fn keep_apart(setting: &'static str) {
 
 /// The setting that keeps devices from reaching each other, if one does.
 pub fn apart_by() -> Result<Option<&'static str>> {
-    match std::env::var("UNISONO_P2P").as_deref() {
-        Err(_) | Ok("") => Ok(APART_BY.get().copied()),
-        Ok("1") => Ok(None),
-        Ok("0") => Ok(Some("UNISONO_P2P=0")),
-        Ok(text) => fail!(InvalidArgument, "UNISONO_P2P={text}: use 0 or 1"),
-    }
+    Ok(match switch("UNISONO_P2P", settings::get("UNISONO_P2P").as_deref())? {
+        None => APART_BY.get().copied(),
+        Some(true) => None,
+        Some(false) => Some("UNISONO_P2P=0"),
+    })
 }

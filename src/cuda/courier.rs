@@ -105,6 +105,8 @@ const REFUSED: u8 = 3;
 /// One launch. All methods from any thread.
 pub struct Courier {
     devices: Arc<Devices>,
+    /// On which it may be launched.
+    device: u32,
     /// Set until the drop.
     stand: Option<Stand>,
     first: [u32; DESKS],
@@ -165,7 +167,7 @@ impl Courier {
     ///
     /// # Safety
     /// As [`Stream`] says, of all memory that is ordered to be carried. Who may order ends that in any case.
-    pub unsafe fn launch(&self, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
+    pub unsafe fn launch(self: &Arc<Self>, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
         let _launching = self.is_new().then(|| self.devices.launching());
         let _entered = self.devices.enter(stream.device())?;
         // Calls that share it come here, too, when it has been launched.
@@ -175,7 +177,10 @@ impl Courier {
     }
 
     /// As [`Courier::launch`], by whatever launches the kernel, one of those that combine if one is named.
-    pub(super) fn launch_by(&self, launch: impl FnOnce(&Call, Option<Combiner>) -> Result<()>) -> Result<()> {
+    pub(super) fn launch_by(
+        self: &Arc<Self>,
+        launch: impl FnOnce(&Call, Option<Combiner>) -> Result<()>,
+    ) -> Result<()> {
         match self.state.compare_exchange(NEW, LAUNCHED, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {}
             Err(REFUSED) => {
@@ -184,7 +189,7 @@ impl Courier {
             // It has been, or who might order has given up.
             Err(_) => return Ok(()),
         }
-        self.devices.quiet().begin();
+        self.devices.quiet().begin(self);
         let (blocks, threads, combiner) = self.seal();
         let Stand { address, index, .. } = *self.stand();
         let call = Call { desks: address as u64, near: index, next: self.first, blocks, threads };
@@ -222,6 +227,16 @@ impl Courier {
     /// Whether it is still to be launched.
     pub fn is_new(&self) -> bool {
         self.state.load(Ordering::Acquire) == NEW
+    }
+
+    /// The device that it may be launched on.
+    pub(super) fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// Whether it has been launched.
+    pub(super) fn was_launched(&self) -> bool {
+        self.state.load(Ordering::Acquire) == LAUNCHED
     }
 
     /// One more who may order, what `duty` says; `None` if all have been dismissed already.
@@ -425,7 +440,7 @@ impl Drop for Courier {
         let mut stands = self.devices.stands();
         match self.blocks.get() {
             Some(&blocks) if *self.state.get_mut() == LAUNCHED => {
-                stands.parked.push_back(Left { stand, blocks, last });
+                stands.parked.push_back(Left { stand, blocks, last, device: self.device });
                 self.devices.quiet().end();
             }
             _ => stands.free.push(stand),
@@ -476,6 +491,7 @@ impl Errand {
         let book = |next: u32| Mutex::new(Book { next, seen: next.wrapping_sub(1), ..Book::default() });
         let courier = Courier {
             devices: devices.clone(),
+            device,
             stand: Some(stand),
             first,
             trade: Mutex::new(Trade { duty: duty.on(multiprocessors), sealed: false }),

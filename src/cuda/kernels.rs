@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_void};
 
 use super::image::Image;
 use crate::reduce::{DataType, Operand, Operator, Representation};
+use crate::sys::float::by_defaults;
 
 /// The kernels.
 pub static IMAGE: Image = Image::new(
@@ -329,7 +330,8 @@ const fn average(dtype: DataType) -> Option<&'static CStr> {
 /// The scalar of a pre-multiplied sum, as an accumulator in the low bytes: rounded to a float, truncated and saturated to
 /// an integer.
 pub(super) fn scalar(dtype: DataType, scale: f64) -> u64 {
-    match dtype {
+    // As where processors fold, whatever this thread does with floats otherwise.
+    by_defaults(|| match dtype {
         DataType::I8 => u64::from(scale as i8 as u8),
         DataType::U8 => u64::from(scale as u8),
         DataType::I32 => u64::from(scale as i32 as u32),
@@ -340,9 +342,21 @@ pub(super) fn scalar(dtype: DataType, scale: f64) -> u64 {
         DataType::F32 | DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => {
             u64::from((scale as f32).to_bits())
         }
-    }
+    })
 }
 
 pub(super) const fn is_bitwise(operator: &Operator) -> bool {
     matches!(operator, Operator::BitAnd | Operator::BitOr | Operator::BitXor)
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::sys::float::flushing;
+
+    #[test]
+    fn a_scalar_does_not_depend_on_how_its_thread_treats_floats() {
+        let tiny = 1e-40;
+        assert_eq!(flushing(|| scalar(DataType::F32, tiny)), u64::from((tiny as f32).to_bits()));
+    }
 }

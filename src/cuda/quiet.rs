@@ -1,16 +1,24 @@
-//! When the driver may be kept waiting for a device: while no courier is on one.
+//! When the driver may be kept waiting for a device: while nothing that a device was given waits for what other ranks are still to
+//! launch.
 //!
 //! Who pins memory or gives it back has the driver wait for all that the device was given before, with a lock that launches need. One
 //! courier may wait, by way of another rank, for one that this rank is still to launch: calls of a group are launched one by one, on as
-//! many streams as they have. So where the program did not ask for it at that moment, such things are done between two calls.
+//! many streams as they have. So may a kernel of an exchange, for one of another rank whose launch waits for such a lock itself. So where
+//! the program did not ask for it at that moment, such things are done between calls, or when all ranks have launched what they were
+//! called for. Graphs are launched by the program, unseen.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::time::Duration;
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak,
+};
+use std::time::{Duration, Instant};
 
 use super::context::Devices;
+use super::courier::Courier;
+use super::driver::retry;
 use crate::deadline::Deadline;
+use crate::error::{Result, Status};
 use crate::sys::process;
 
 /// How long launches may be kept waiting until what has been launched has ended, and how long they go on then at least, at first and at
@@ -19,48 +27,119 @@ const HELD: Duration = Duration::from_millis(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// What couriers are on their way.
+/// From when on who waits does so at leisure.
+const LATE: Duration = Duration::from_secs(10);
+const LATE_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often who waits asks whether the devices are still there.
+const ASKS_DEVICES: Duration = Duration::from_secs(1);
+
+/// What is on its way.
 #[derive(Default)]
 pub(super) struct Quiet {
-    /// Held for reading by who launches one.
+    /// Held for reading by who launches something.
     launching: RwLock<()>,
-    /// How many have been launched and not been dropped.
-    couriers: AtomicUsize,
+    /// How many couriers have been launched and not been dropped,
+    launched: AtomicUsize,
+    /// which they are, among others,
+    couriers: Mutex<Vec<Weak<Courier>>>,
+    /// and the exchanges.
+    exchanges: Mutex<Vec<Weak<dyn Exchanging>>>,
+    /// Devices of which nothing is on its way any more.
+    lost: Mutex<Vec<u32>>,
+}
+
+/// Held by who launches something.
+pub type Launching<'a> = RwLockReadGuard<'a, ()>;
+
+/// Ranks whose kernels wait for each other.
+pub trait Exchanging: Send + Sync {
+    /// Whether one of this rank may wait for one that another has yet to launch.
+    fn may_wait(&self) -> bool;
 }
 
 impl Quiet {
     /// One is about to be launched.
-    pub(super) fn begin(&self) {
-        self.couriers.fetch_add(1, Ordering::SeqCst);
+    pub(super) fn begin(&self, courier: &Arc<Courier>) {
+        let mut couriers = lock(&self.couriers);
+        if couriers.len() == couriers.capacity() {
+            couriers.retain(|courier| courier.strong_count() > 0);
+        }
+        couriers.push(Arc::downgrade(courier));
+        self.launched.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It has not been, or has left, or is known to the stands.
+    /// One that had begun has not been launched, or is known to the stands.
     pub(super) fn end(&self) {
-        self.couriers.fetch_sub(1, Ordering::SeqCst);
+        self.launched.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a device is lost, as far as is known.
+    pub(super) fn is_lost(&self, device: u32) -> bool {
+        lock(&self.lost).contains(&device)
+    }
+
+    /// How many of those that were launched have left, or are lost, and have not been dropped.
+    fn gone(&self) -> usize {
+        let known: Vec<Arc<Courier>> = lock(&self.couriers).iter().filter_map(Weak::upgrade).collect();
+        known
+            .iter()
+            .filter(|courier| courier.was_launched() && (courier.is_gone() || self.is_lost(courier.device())))
+            .count()
     }
 }
 
 impl Devices {
-    /// For whoever launches a courier, until the answer is dropped: waits for what is done [in quiet](Devices::in_quiet).
-    pub(super) fn launching(&self) -> RwLockReadGuard<'_, ()> {
+    /// For whoever launches a courier or a kernel of an exchange, until the answer is dropped: waits for what is done [in
+    /// quiet](Devices::in_quiet). A thread may have several: whoever does something in quiet only tries to lock them out.
+    pub fn launching(&self) -> Launching<'_> {
         self.quiet().launching.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kernels of an exchange are launched from now on.
+    pub fn note_exchange(&self, exchange: Weak<dyn Exchanging>) {
+        let mut exchanges = lock(&self.quiet().exchanges);
+        exchanges.retain(|exchange| exchange.strong_count() > 0);
+        exchanges.push(exchange);
     }
 
     /// Whether a courier is on its way, or may be.
     fn has_couriers(&self) -> bool {
         // In this order: who drops one has told the stands before.
-        self.quiet().couriers.load(Ordering::SeqCst) > 0 || self.stands().has_parked()
+        let launched = self.quiet().launched.load(Ordering::SeqCst);
+        launched > self.quiet().gone() || self.stands().has_parked(&|device| self.quiet().is_lost(device))
     }
 
-    /// Has `act` do what the driver may wait for a device with, when no courier is on one and no call asks the driver in its course. Waits for
-    /// that, as long as it `is_wanted`, and at worst for as long as the program leaves no gap: so in a thread that nobody waits for.
+    /// Whether a kernel of an exchange may wait for what another rank has yet to launch.
+    fn do_exchanges_wait(&self) -> bool {
+        // Not under the lock: they ask the driver.
+        let exchanges: Vec<Arc<dyn Exchanging>> =
+            lock(&self.quiet().exchanges).iter().filter_map(Weak::upgrade).collect();
+        exchanges.iter().any(|exchange| exchange.may_wait())
+    }
+
+    fn try_launching(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        match self.quiet().launching.try_write() {
+            Ok(launching) => Some(launching),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Has `act` do what the driver may wait for a device with, when nothing on one waits for what is yet to be launched, and no call asks
+    /// the driver in its course. Waits for that, as long as it `is_wanted`, and at worst for as long as the program leaves no gap: so in a
+    /// thread that nobody waits for.
     pub fn in_quiet<T>(&self, is_wanted: &dyn Fn() -> bool, act: impl FnOnce() -> T) -> Option<T> {
-        let mut pause = FIRST_PAUSE;
+        let began = Instant::now();
+        let (mut pause, mut asked, mut told) = (FIRST_PAUSE, began, false);
         while is_wanted() {
-            if let (Ok(_launching), Some(_making)) = (self.quiet().launching.try_write(), self.try_making()) {
+            // What other ranks are to launch comes no sooner for holding up what this one does.
+            if !self.do_exchanges_wait()
+                && let (Some(_launching), Some(_making)) = (self.try_launching(), self.try_making())
+            {
                 let held = Deadline::after(HELD);
-                loop {
-                    if !self.has_couriers() && !self.is_asked() {
+                while !self.do_exchanges_wait() {
+                    if !self.is_asked() && !self.has_couriers() {
                         return Some(act());
                     }
                     if held.expired() {
@@ -69,11 +148,52 @@ impl Devices {
                     process::yield_now();
                 }
             }
+            if asked.elapsed() > ASKS_DEVICES {
+                self.note_lost();
+                asked = Instant::now();
+            }
+            let is_late = began.elapsed() > LATE;
+            if is_late && !std::mem::replace(&mut told, true) {
+                log::info!(
+                    "memory that is to be pinned, or given back, waits for GPUs, whose work waits for other ranks"
+                );
+            }
             std::thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause = (2 * pause).min(if is_late { LATE_PAUSE } else { LONGEST_PAUSE });
         }
         None
     }
+
+    /// Notes the devices that are lost to this process: what was on its way there never tells that it has left.
+    fn note_lost(&self) {
+        let mut devices = self.stands().parked_devices();
+        let couriers: Vec<Arc<Courier>> =
+            lock(&self.quiet().couriers).iter().filter_map(Weak::upgrade).collect();
+        devices.extend(couriers.iter().map(|courier| courier.device()));
+        devices.sort_unstable();
+        devices.dedup();
+        for device in devices.into_iter().filter(|device| !self.quiet().is_lost(*device)) {
+            // One that has no memory is there.
+            if let Err(error) = retry(|| self.touch(device))
+                && error.status() != Status::OutOfMemory
+            {
+                log::debug!("GPU {device} is lost: {error}");
+                lock(&self.quiet().lost).push(device);
+            }
+        }
+    }
+
+    /// Fails on a device that is lost.
+    fn touch(&self, device: u32) -> Result<()> {
+        let _entered = self.enter(device)?;
+        let event = self.driver().create_event()?;
+        // SAFETY: it was just made, and nobody else knows it.
+        unsafe { self.driver().destroy_event(event) }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What ends in quiet, and so is dropped where nobody waits for that.
@@ -109,29 +229,43 @@ impl<T> Drop for Quietly<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
     use std::sync::mpsc;
 
     use super::*;
     use crate::cuda::courier::{Duty, Errand};
-    use crate::cuda::double::{Double, DoubleKernels, Order};
+    use crate::cuda::double::{Double, DoubleKernels, Order, Refusal};
     use crate::cuda::stream::Stream;
 
     const SOON: Duration = Duration::from_secs(20);
     const MEANWHILE: Duration = Duration::from_millis(50);
 
-    #[test]
-    fn what_the_driver_waits_with_is_done_while_no_courier_is_on_its_way() {
+    /// A device and a stream of it.
+    fn device() -> (Arc<Double>, Arc<Devices>, Stream) {
         let double = Double::new(1, Order::Eager);
         let devices = Devices::over(double.clone()).expect("a device");
         let stream = Stream::new(&devices, 0, false).expect("a stream");
-        let kernels = DoubleKernels(double);
-        let launched = || {
-            let errand = Errand::new(&devices, 0, Duty::default()).expect("a courier");
-            // SAFETY: nothing is ordered.
-            unsafe { errand.courier().launch(&stream, &kernels) }.expect("it is launched");
-            errand
-        };
-        let first = launched();
+        (double, devices, stream)
+    }
+
+    /// A courier on its way.
+    fn launched(double: &Arc<Double>, stream: &Stream) -> Errand {
+        let errand = Errand::new(stream.devices(), 0, Duty::default()).expect("a courier");
+        // SAFETY: nothing is ordered.
+        unsafe { errand.courier().launch(stream, &DoubleKernels(double.clone())) }.expect("it is launched");
+        errand
+    }
+
+    /// Whether something can be done in quiet before that.
+    fn is_quiet(devices: &Devices, within: Duration) -> bool {
+        let until = Deadline::after(within);
+        devices.in_quiet(&|| !until.expired(), || ()).is_some()
+    }
+
+    #[test]
+    fn what_the_driver_waits_with_is_done_while_no_courier_is_on_its_way() {
+        let (double, devices, stream) = device();
+        let first = launched(&double, &stream);
         let ((tell, hear), (hold, held)) = (mpsc::channel(), mpsc::channel::<()>());
         let until = Deadline::after(2 * SOON);
         std::thread::scope(|scope| {
@@ -148,7 +282,7 @@ mod tests {
             stream.synchronize(Deadline::after(SOON)).expect("it leaves");
             hear.recv_timeout(SOON).expect("it has left");
             // And now nothing is launched, and something is again when that is over.
-            let second = scope.spawn(launched);
+            let second = scope.spawn(|| launched(&double, &stream));
             std::thread::sleep(MEANWHILE);
             assert!(!second.is_finished(), "it is launched meanwhile");
             drop(hold);
@@ -159,16 +293,53 @@ mod tests {
 
     #[test]
     fn what_nobody_wants_any_more_is_not_done() {
-        let double = Double::new(1, Order::Eager);
-        let devices = Devices::over(double.clone()).expect("a device");
-        let _errand = {
-            let errand = Errand::new(&devices, 0, Duty::default()).expect("a courier");
-            let stream = Stream::new(&devices, 0, false).expect("a stream");
-            // SAFETY: nothing is ordered.
-            unsafe { errand.courier().launch(&stream, &DoubleKernels(double)) }.expect("it is launched");
-            errand
-        };
-        let until = Deadline::after(MEANWHILE);
-        assert_eq!(devices.in_quiet(&|| !until.expired(), || ()), None);
+        let (double, devices, stream) = device();
+        let _errand = launched(&double, &stream);
+        assert!(!is_quiet(&devices, MEANWHILE));
+    }
+
+    /// As those of calls that were given up are.
+    #[test]
+    fn a_courier_that_has_left_does_not_count_though_it_is_kept() {
+        let (double, devices, stream) = device();
+        let errand = launched(&double, &stream);
+        let kept = errand.courier().clone();
+        drop(errand);
+        assert!(!is_quiet(&devices, MEANWHILE));
+        stream.synchronize(Deadline::after(SOON)).expect("it leaves");
+        assert!(is_quiet(&devices, SOON));
+        drop(kept);
+        assert!(is_quiet(&devices, SOON));
+    }
+
+    #[test]
+    fn couriers_of_a_device_that_is_lost_do_not_count() {
+        let (double, devices, stream) = device();
+        let (kept, left) = (launched(&double, &stream), launched(&double, &stream));
+        drop(left);
+        double.refuse(Refusal { times: usize::MAX, ..Refusal::default() });
+        assert!(is_quiet(&devices, SOON));
+        double.refuse(Refusal { times: 0, ..Refusal::default() });
+        drop(kept);
+    }
+
+    #[test]
+    fn kernels_that_wait_for_what_is_yet_to_be_launched_are_waited_for() {
+        struct Kernels(AtomicBool);
+        impl Exchanging for Kernels {
+            fn may_wait(&self) -> bool {
+                self.0.load(Ordering::Relaxed)
+            }
+        }
+        let (_double, devices, _stream) = device();
+        let kernels = Arc::new(Kernels(AtomicBool::new(true)));
+        let known: Weak<Kernels> = Arc::downgrade(&kernels);
+        devices.note_exchange(known);
+        assert!(!is_quiet(&devices, MEANWHILE));
+        kernels.0.store(false, Ordering::Relaxed);
+        assert!(is_quiet(&devices, SOON));
+        kernels.0.store(true, Ordering::Relaxed);
+        drop(kernels);
+        assert!(is_quiet(&devices, SOON));
     }
 }

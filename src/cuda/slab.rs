@@ -13,12 +13,12 @@ use std::time::Duration;
 use super::context::Devices;
 use super::driver::MemoryHandle;
 use super::memory::DeviceBuffer;
+use super::quiet::Quietly;
 use super::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, Status};
-use crate::sys::aside::Aside;
 use crate::sys::heap::Heap;
-use crate::sys::{process, random};
+use crate::sys::{fork, process, random};
 
 /// Bytes of a slab, unless one arena is larger: those of exchanges with the default table are, and have a slab to themselves, so
 /// that a communicator takes what it needs and no more.
@@ -44,39 +44,71 @@ pub(super) struct Slabs {
 /// How long who finds no memory waits for what is being given back.
 const GIVEN_BACK: Duration = Duration::from_secs(1);
 
-/// How much is being given back by other threads.
-#[derive(Default)]
+/// What is being given back by a thread of its own.
 struct GivingBack {
-    count: Mutex<usize>,
+    state: Mutex<Pending>,
     changed: Condvar,
+    fork: u32,
+}
+
+#[derive(Default)]
+struct Pending {
+    /// What the thread is to take next.
+    queue: Vec<Box<dyn Send>>,
+    /// How much there is, with what it is at.
+    count: usize,
+    has_thread: bool,
 }
 
 impl GivingBack {
-    /// Gives `what` back in another thread. The log has `otherwise` if there is none to be had.
-    fn aside<T: Send + 'static>(self: &Arc<Self>, what: T, otherwise: &'static str) {
-        *lock(&self.count) += 1;
-        drop(Aside::new((what, Counted(self.clone())), otherwise));
+    /// Gives `what` back in the thread, [in quiet](Devices::in_quiet). The log has `otherwise` if there is none to be had. In a forked
+    /// child nothing is given back: it is the parent's.
+    fn aside(self: &Arc<Self>, devices: &Arc<Devices>, what: Box<dyn Send>, otherwise: &'static str) {
+        if self.fork != fork::generation() {
+            return std::mem::forget(what);
+        }
+        let mut state = lock(&self.state);
+        state.queue.push(what);
+        state.count += 1;
+        if std::mem::replace(&mut state.has_thread, true) {
+            return;
+        }
+        drop(state);
+        let (this, devices) = (self.clone(), devices.clone());
+        if let Err(error) = process::spawn("unisono-aside", move || this.work(&devices)) {
+            log::warn!("{otherwise}: {error}");
+            let mut state = lock(&self.state);
+            std::mem::take(&mut state.queue).into_iter().for_each(std::mem::forget);
+            (state.count, state.has_thread) = (0, false);
+        }
+    }
+
+    /// Gives back whatever there is.
+    fn work(&self, devices: &Arc<Devices>) {
+        loop {
+            let mut state = lock(&self.state);
+            let queue = std::mem::take(&mut state.queue);
+            state.has_thread = !queue.is_empty();
+            drop(state);
+            if queue.is_empty() {
+                return;
+            }
+            let count = queue.len();
+            drop(Quietly::new(devices, queue));
+            lock(&self.state).count -= count;
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until nothing is, no longer than `until`. Whether anything was.
     fn await_end(&self, until: Deadline) -> bool {
-        let mut count = lock(&self.count);
-        let any = *count > 0;
-        while *count > 0 && !until.expired() {
+        let mut state = lock(&self.state);
+        let any = state.count > 0;
+        while state.count > 0 && !until.expired() {
             let left = until.remaining_capped(GIVEN_BACK);
-            count = self.changed.wait_timeout(count, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         any
-    }
-}
-
-/// Dropped behind what is being given back.
-struct Counted(Arc<GivingBack>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        *lock(&self.0.count) -= 1;
-        self.0.changed.notify_all();
     }
 }
 
@@ -97,17 +129,18 @@ impl Devices {
     /// Drops `what` once it is over: now, or when memory is given out or kept later. That may wait for a device, which may wait for who
     /// would drop it: so another thread drops what is of an exchange that `has_failed`, whoever finds it over, and all that is over where
     /// one that fails or a thread of the library's own comes to it.
-    pub fn keep(&self, what: Box<dyn Kept>, has_failed: bool) {
+    pub fn keep(self: &Arc<Self>, what: Box<dyn Kept>, has_failed: bool) {
         lock(&self.slabs().kept).push(Waiting { what, aside: has_failed });
         self.drop_over(has_failed || process::is_own_thread());
     }
 
     /// Drops what is over; what has failed, or all, in another thread.
-    fn drop_over(&self, all_aside: bool) {
+    fn drop_over(self: &Arc<Self>, all_aside: bool) {
         let over = lock(&self.slabs().kept).extract_if(.., |kept| kept.what.is_over()).collect::<Vec<_>>();
         let (aside, here): (Vec<_>, Vec<_>) = over.into_iter().partition(|kept| all_aside || kept.aside);
-        if !aside.is_empty() {
-            self.slabs().giving_back.aside(aside, "what an exchange worked in is not given back");
+        for kept in aside {
+            let otherwise = "what an exchange worked in is not given back";
+            self.slabs().giving_back.aside(self, Box::new(kept), otherwise);
         }
         // Not under the lock: dropping may wait for the device.
         drop(here);
@@ -115,7 +148,7 @@ impl Devices {
 
     /// Drops what is over, and returns when that is done.
     #[cfg(test)]
-    pub fn give_back(&self) {
+    pub fn give_back(self: &Arc<Self>) {
         struct Last(std::sync::mpsc::Sender<()>);
         impl Kept for Last {
             fn is_over(&self) -> bool {
@@ -144,7 +177,11 @@ impl Slabs {
             own: Mutex::default(),
             open: Mutex::default(),
             kept: Mutex::default(),
-            giving_back: Arc::default(),
+            giving_back: Arc::new(GivingBack {
+                state: Mutex::default(),
+                changed: Condvar::new(),
+                fork: fork::generation(),
+            }),
         })
     }
 }
@@ -218,7 +255,7 @@ impl Arena {
             }
             // Who had the last of its arenas may have let go of it meanwhile, and this thread is not to wait for the device.
             if let Some(slab) = Arc::into_inner(slab) {
-                slabs.giving_back.aside(slab, "device memory is not given back");
+                slabs.giving_back.aside(devices, Box::new(slab), "device memory is not given back");
             }
         }
         let size = bytes.max(SLAB_BYTES).next_multiple_of(2 << 20);

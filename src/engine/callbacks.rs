@@ -81,7 +81,7 @@ impl Drop for HeldBack {
 const NAP: Duration = Duration::from_micros(100);
 
 /// For operations that have ended in a thread that holds callbacks back. Apart from the other, whose looks ask the driver.
-static ENDED: Caller = Caller::new("unisono-callbacks");
+static ENDED: Caller = Caller::new("unisono-notify");
 /// For those that streams do.
 static RUNNING: Caller = Caller::new("unisono-watch");
 
@@ -190,6 +190,13 @@ mod tests {
         call_back_late(Box::new(both), Ok(Completion::default()));
         let threads = [(); 2].map(|()| told.recv_timeout(Duration::from_secs(20)).expect("it is called"));
         assert_eq!(threads.iter().filter(|thread| **thread == this).count(), 1);
+    }
+
+    #[test]
+    fn the_kernel_keeps_the_names_of_the_threads_whole() {
+        for caller in [&ENDED, &RUNNING] {
+            assert!(caller.name.len() <= 15, "{}", caller.name);
+        }
     }
 
     #[test]

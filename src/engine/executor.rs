@@ -258,7 +258,7 @@ impl Run {
 
     /// Names the message of a slot of the schedule.
     fn key(&self, slot: u32) -> Key {
-        Key { slot: self.key.slot + slot, ..self.key }
+        Key { slot: self.key.slot + u64::from(slot), ..self.key }
     }
 
     fn bytes(&self, span: Span) -> usize {

@@ -322,9 +322,12 @@ impl Group {
         if running.activate() {
             self.pass_on(&turn);
         }
-        self.endpoint.progress(0, running.through());
-        if running.result().is_none() {
+        let moved = self.endpoint.progress(0, running.through());
+        if moved || running.result().is_none() {
             self.endpoint.kick();
+        }
+        if running.result().is_some() {
+            self.endpoint.see_out();
         }
         Ok(running)
     }

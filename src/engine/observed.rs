@@ -1,4 +1,5 @@
-//! Operations that have something else done before the first look at them and behind each.
+//! Operations that have something else done before the first look at them and behind each. What is much is done in parts, one a
+//! look: so whoever moves the operation is not held up.
 
 #![forbid(unsafe_code)]
 
@@ -12,33 +13,51 @@ use crate::error::Result;
 
 /// An operation, and what is done with the answer of each look at it.
 pub struct Observed<O, F> {
-    /// What is looked at.
-    pub operation: O,
-    /// What is done before the first look, when its turn has come.
-    pub first: Option<First>,
-    /// What is done behind each.
-    pub then: F,
+    operation: O,
+    first: Option<First>,
+    then: F,
+    /// How the operation has ended, until `then` is done with that.
+    ended: Option<Result<Completion>>,
+    /// Whether the last look has stopped in the middle of what is done besides.
+    at_work: bool,
 }
 
-/// Done once.
-pub type First = Box<dyn FnOnce() + Send>;
+/// Does a part of something. Whether that was the last.
+pub type First = Box<dyn FnMut() -> bool + Send>;
 
-impl<O: Operation, F: FnMut(&Group, &Poll<Result<Completion>>) + Send> Operation for Observed<O, F> {
+impl<O, F> Observed<O, F> {
+    /// `operation`, with `first` before the first look, when its turn has come, and `then` behind each. That says whether it is
+    /// done with the answer; with an end with which it is not, it is called again in the next look.
+    pub fn new(operation: O, first: Option<First>, then: F) -> Observed<O, F> {
+        Observed { operation, first, then, ended: None, at_work: false }
+    }
+}
+
+impl<O: Operation, F: FnMut(&Group, &Poll<Result<Completion>>) -> bool + Send> Operation for Observed<O, F> {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        if let Some(first) = self.first.take() {
-            first();
+        self.at_work = self.first.as_mut().is_some_and(|first| !first());
+        if self.at_work {
+            return Poll::Pending;
         }
-        let answer = self.operation.advance(group);
-        (self.then)(group, &answer);
-        answer
+        self.first = None;
+        let answer = self.ended.take().map_or_else(|| self.operation.advance(group), Poll::Ready);
+        match ((self.then)(group, &answer), answer) {
+            (false, Poll::Ready(ended)) => {
+                (self.ended, self.at_work) = (Some(ended), true);
+                Poll::Pending
+            }
+            (_, answer) => answer,
+        }
     }
 
     fn abandon(&mut self, group: &Group) {
-        self.operation.abandon(group);
+        if self.ended.is_none() {
+            self.operation.abandon(group);
+        }
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
-        self.operation.waits_for(group)
+        if self.at_work { Vec::new() } else { self.operation.waits_for(group) }
     }
 
     fn prepare(&mut self, group: &Group) {
@@ -50,7 +69,7 @@ impl<O: Operation, F: FnMut(&Group, &Poll<Result<Completion>>) + Send> Operation
     }
 
     fn is_at_work(&self) -> bool {
-        self.operation.is_at_work()
+        self.at_work || self.operation.is_at_work()
     }
 
     fn through(&self) -> Through {
@@ -66,7 +85,10 @@ impl<O: Operation, F: FnMut(&Group, &Poll<Result<Completion>>) + Send> Operation
     }
 
     fn standing(&self) -> Option<String> {
-        self.operation.standing()
+        match self.at_work {
+            true => Some("buffers of this rank are still being combined or copied".into()),
+            false => self.operation.standing(),
+        }
     }
 
     fn exits(&self) -> Arc<Exits> {
@@ -103,8 +125,7 @@ mod tests {
 
     #[test]
     fn an_operation_at_work_is_looked_at_again_and_says_where_it_stands() {
-        let observed =
-            Observed { operation: AtWork, first: None, then: |_: &Group, _: &Poll<Result<Completion>>| {} };
+        let observed = Observed::new(AtWork, None, |_: &Group, _: &Poll<Result<Completion>>| true);
         assert!(observed.is_at_work());
         assert_eq!(observed.standing().as_deref(), Some("in the middle"));
     }

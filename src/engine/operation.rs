@@ -487,6 +487,16 @@ impl Running {
         self.done.load(Ordering::Acquire)
     }
 
+    /// Moves what is under way; the result if it is there then. Never blocks.
+    pub fn test(&self) -> Option<Result<Completion>> {
+        let endpoint = self.group.endpoint();
+        // Whoever looked meanwhile, and found what this moved held by it, has gone to sleep.
+        if endpoint.progress(0, self.through()) {
+            endpoint.kick();
+        }
+        self.result().inspect(|_| endpoint.see_out())
+    }
+
     /// The result if it is there.
     pub fn result(&self) -> Option<Result<Completion>> {
         if !self.done.load(Ordering::Acquire) {

@@ -34,6 +34,8 @@ impl From {
 pub struct Waiting<T> {
     /// Whose message it takes.
     pub from: From,
+    /// Its place in the order of the calls: see [`Pairs::call`].
+    pub place: u64,
     /// Who is told.
     pub ticket: Ticket,
     /// What it needs to take one.
@@ -47,6 +49,9 @@ type Channel = (u64, u64);
 pub struct Pairs<T> {
     /// How many messages have been sent to a rank in a group: their numbers only name them.
     sent: HashMap<(u32, u64), u32>,
+    /// Receives so far.
+    calls: u64,
+    /// In the order of the calls.
     waiting: HashMap<Channel, VecDeque<Waiting<T>>>,
     /// Sender and number of messages, in the order of their arrival.
     unclaimed: HashMap<Channel, VecDeque<(u32, u32)>>,
@@ -54,7 +59,7 @@ pub struct Pairs<T> {
 
 impl<T> Default for Pairs<T> {
     fn default() -> Pairs<T> {
-        Pairs { sent: HashMap::new(), waiting: HashMap::new(), unclaimed: HashMap::new() }
+        Pairs { sent: HashMap::new(), calls: 0, waiting: HashMap::new(), unclaimed: HashMap::new() }
     }
 }
 
@@ -65,6 +70,12 @@ impl<T> Pairs<T> {
         let number = *next;
         *next = number.wrapping_add(1);
         number
+    }
+
+    /// The place of a new receive in the order of the calls, which it keeps.
+    pub fn call(&mut self) -> u64 {
+        self.calls += 1;
+        self.calls
     }
 
     /// The sender and number of the first message that has come for such a receive.
@@ -78,14 +89,11 @@ impl<T> Pairs<T> {
         message
     }
 
-    /// A receive waits for its message.
+    /// A receive waits for its message, or again if that was withdrawn: behind those that were called before it.
     pub fn wait(&mut self, channel: Channel, waiting: Waiting<T>) {
-        self.waiting.entry(channel).or_default().push_back(waiting);
-    }
-
-    /// A receive whose message was withdrawn waits again, before all others.
-    pub fn wait_again(&mut self, channel: Channel, waiting: Waiting<T>) {
-        self.waiting.entry(channel).or_default().push_front(waiting);
+        let receives = self.waiting.entry(channel).or_default();
+        let behind = receives.partition_point(|other| other.place < waiting.place);
+        receives.insert(behind, waiting);
     }
 
     /// A message has come: the receive that takes it. Without one, the message is kept for [`Pairs::take`].
@@ -154,8 +162,8 @@ mod tests {
     fn pairs(receives: impl IntoIterator<Item = (u32, From)>) -> Pairs<()> {
         let mut pairs = Pairs::default();
         for (mailbox, from) in receives {
-            let ticket = Ticket { mailbox, step: 0 };
-            pairs.wait(CHANNEL, Waiting { from, ticket, receive: () });
+            let (place, ticket) = (pairs.call(), Ticket { mailbox, step: 0 });
+            pairs.wait(CHANNEL, Waiting { from, place, ticket, receive: () });
         }
         pairs
     }
@@ -174,6 +182,23 @@ mod tests {
         assert_eq!(mailboxes, [Some(1), Some(2), Some(0), None]);
         assert_eq!(pairs.take(&From::Rank(3), CHANNEL), None);
         assert_eq!(pairs.take(&From::Rank(4), CHANNEL), Some((4, 3)));
+    }
+
+    #[test]
+    fn receives_whose_messages_are_withdrawn_keep_their_order() {
+        let mut pairs = pairs((0..4).map(|mailbox| (mailbox, From::Rank(3))));
+        let taken: Vec<_> = (0..3).filter_map(|number| pairs.arrive(3, CHANNEL, number)).collect();
+        // In the order of the calls and not, with one in between that has its message, and one behind that waits.
+        for order in [[0, 2], [2, 0]] {
+            for index in order {
+                let Waiting { ref from, place, ticket, .. } = taken[index];
+                pairs.wait(CHANNEL, Waiting { from: from.clone(), place, ticket, receive: () });
+            }
+            let again = (4..6).map(|number| pairs.arrive(3, CHANNEL, number));
+            let again: Vec<_> = again.map(|found| found.map(|waiting| waiting.ticket.mailbox)).collect();
+            assert_eq!(again, [Some(0), Some(2)], "{order:?}");
+        }
+        assert_eq!(pairs.arrive(3, CHANNEL, 6).map(|waiting| waiting.ticket.mailbox), Some(3));
     }
 
     #[test]

@@ -355,7 +355,7 @@ pub struct Course {
 
 impl Course {
     fn key(&self, slot: u32) -> Key {
-        Key { slot, ..self.key }
+        Key { slot: u64::from(slot), ..self.key }
     }
 
     /// The slots of the words that this side leaves, and that the other does.

@@ -37,8 +37,9 @@ pub struct Key {
     pub tag: u64,
     /// The number of the operation among those of (group, class, tag); for send and receive, of the ordered pair.
     pub sequence: u32,
-    /// The message within the operation.
-    pub slot: u32,
+    /// The message within the operation: the number of its piece in the upper half, in the lower that of the message within the
+    /// piece.
+    pub slot: u64,
     /// See [`Class`].
     pub class: Class,
 }
@@ -84,19 +85,18 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The bytes that travel.
+    /// The bytes that travel. Kind and class share one, and lengths and addresses have as many as memory needs.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut bytes = [0; FRAME_BYTES];
-        bytes[0] = self.kind as u8;
-        bytes[1] = self.key.class as u8;
-        bytes[2..6].copy_from_slice(&self.signature.code().to_le_bytes());
-        bytes[6..8].copy_from_slice(&MAGIC);
-        bytes[8..16].copy_from_slice(&self.key.group.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.key.tag.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.key.sequence.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.key.slot.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.total.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[0] = self.kind as u8 | (self.key.class as u8) << 4;
+        bytes[1..5].copy_from_slice(&self.signature.code().to_le_bytes());
+        bytes[5..7].copy_from_slice(&MAGIC);
+        bytes[7..15].copy_from_slice(&self.key.group.to_le_bytes());
+        bytes[15..23].copy_from_slice(&self.key.tag.to_le_bytes());
+        bytes[23..27].copy_from_slice(&self.key.sequence.to_le_bytes());
+        bytes[27..35].copy_from_slice(&self.key.slot.to_le_bytes());
+        bytes[35..41].copy_from_slice(&self.total.min(LONGEST).to_le_bytes()[..6]);
+        bytes[41..48].copy_from_slice(&self.offset.to_le_bytes()[..7]);
         bytes[48..52].copy_from_slice(&self.length.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.signature.root.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.signature.count.to_le_bytes());
@@ -107,7 +107,10 @@ impl Frame {
     pub fn decode(bytes: &[u8; FRAME_BYTES]) -> Result<Frame> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let kind = match bytes[0] {
+        let part = |at: usize, len: usize| {
+            u64::from_le_bytes(std::array::from_fn(|i| if i < len { bytes[at + i] } else { 0 }))
+        };
+        let kind = match bytes[0] & 0xf {
             0 => FrameKind::Eager,
             1 => FrameKind::Request,
             2 => FrameKind::Ready,
@@ -118,22 +121,22 @@ impl Frame {
             7 => FrameKind::Decline,
             other => fail!(Internal, "a frame of unknown kind {other} arrived"),
         };
-        let class = match bytes[1] {
+        let class = match bytes[0] >> 4 {
             0 => Class::Ordered,
             1 => Class::Tagged,
             2 => Class::PointToPoint,
             3 => Class::Internal,
             other => fail!(Internal, "a frame of unknown class {other} arrived"),
         };
-        if bytes[6..8] != MAGIC {
+        if bytes[5..7] != MAGIC {
             fail!(Internal, "a frame without its mark arrived");
         }
         let frame = Frame {
             kind,
-            key: Key { group: word(8), tag: word(16), sequence: half(24), slot: half(28), class },
-            signature: Signature::decode(half(2), half(52), word(56))?,
-            total: word(32),
-            offset: word(40),
+            key: Key { group: word(7), tag: word(15), sequence: half(23), slot: word(27), class },
+            signature: Signature::decode(half(1), half(52), word(56))?,
+            total: part(35, 6),
+            offset: part(41, 7),
             length: half(48),
         };
         let fits = match frame.kind {
@@ -158,6 +161,10 @@ impl Frame {
 /// Marks a frame, so that a stream out of step is noticed before its lengths are believed.
 const MAGIC: [u8; 2] = [0x75, 0x6e];
 
+/// The longest message that a frame tells of, longer than any memory. What claims to be longer is told as this long, and is of no length
+/// that a receiver has.
+const LONGEST: u64 = (1 << 48) - 1;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,23 +188,43 @@ mod tests {
     fn a_frame_survives_the_wire() {
         let frame = Frame {
             kind: FrameKind::Data,
-            key: Key { group: 7, tag: u64::MAX, sequence: 9, slot: 3, class: Class::Tagged },
+            key: Key { group: 7, tag: u64::MAX, sequence: 9, slot: 3 | 5 << 32, class: Class::Tagged },
             signature: signature(),
             total: 1 << 40,
             offset: 1 << 39,
             length: u32::MAX,
         };
         assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        // An address, and all that a key can be.
+        let class = Class::Internal;
+        let key = Key { group: u64::MAX, tag: u64::MAX, sequence: u32::MAX, slot: u64::MAX, class };
+        let (kind, offset) = (FrameKind::Request, (1 << 56) - 1);
+        let frame = Frame { kind, key, total: LONGEST, offset, length: 0, ..frame };
+        assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+    }
+
+    #[test]
+    fn a_length_that_no_memory_has_is_told_as_no_other() {
+        let key = Key { group: 7, tag: 0, sequence: 9, slot: 3, class: Class::PointToPoint };
+        let frame =
+            Frame { kind: FrameKind::Request, key, signature: signature(), total: 0, offset: 0, length: 0 };
+        for total in [1 << 48, (1 << 48) + 4, u64::MAX] {
+            let told = Frame::decode(&Frame { total, ..frame }.encode()).expect("a frame");
+            assert_eq!(told, Frame { total: LONGEST, ..frame });
+        }
     }
 
     proptest! {
         #[test]
-        fn hostile_bytes_are_refused_or_consistent(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..9) {
+        fn hostile_bytes_are_refused_or_consistent(
+            bytes in proptest::array::uniform32(any::<u8>()),
+            (kind, class) in (0u8..9, 0u8..5),
+        ) {
             let mut frame = [0u8; FRAME_BYTES];
             frame[..32].copy_from_slice(&bytes);
             frame[32..].copy_from_slice(&bytes);
-            frame[0] = kind;
-            frame[6..8].copy_from_slice(&MAGIC);
+            frame[0] = kind | class << 4;
+            frame[5..7].copy_from_slice(&MAGIC);
             if let Ok(decoded) = Frame::decode(&frame) {
                 prop_assert!(u64::from(decoded.length) <= decoded.total);
             }

@@ -95,10 +95,12 @@ pub unsafe extern "C" fn unisono_buffer_receive(
     })
 }
 
-/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (UNISONO_FOREVER: no
-/// limit but theirs), and sets `*rank` to the rank it went to; `rank` may be NULL. Each send is reported once.
+/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (0 only looks, unlike in
+/// options; UNISONO_FOREVER: no limit but theirs), and sets `*rank` to the rank it went to; `rank` may be NULL. Each send is reported
+/// once.
 ///
-/// The send's own failure is returned as it is. UNISONO_INVALID_USAGE if no send was started that has not been reported.
+/// UNISONO_TIMEOUT after that time: the sends go on and can be waited for again. A send's own failure is returned as it is, that of its
+/// own deadline with the same status and another text, and has been reported then. UNISONO_INVALID_USAGE if no send was started that has not been reported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_wait_send(
     buffer: *const unisono_buffer_t,

@@ -137,6 +137,7 @@ impl From<&unisono_call_t> for Call {
             overlap: Overlap::from_number(call.pdl).unwrap_or_default(),
             stream: (!call.stream.is_null()).then(|| StreamHandle(call.stream.expose_provenance())),
             on_device: false,
+            averaged: 0,
         }
     }
 }

@@ -81,7 +81,8 @@ unsafe impl Options for unisono_store_callbacks_t {
     const FIRST_SIZE: u64 = 64;
 }
 
-/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has.
+/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has. If it
+/// fails, `release` is not called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_create_callback(
     callbacks: *const unisono_store_callbacks_t,

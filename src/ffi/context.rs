@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::communicator::{Context, Options as ContextOptions, Rendezvous};
 use crate::error::{Result, Status, fail};
+use crate::rendezvous::id::served;
 use crate::rendezvous::tcp_server::ServerHandle;
 
 use super::argument::{self, Options, list, optional_text, out, required_options, text, timeout};
@@ -14,7 +15,7 @@ use super::handle::{Handle, handle};
 use super::point_to_point::UNISONO_NO_RANK;
 use super::status::{c_text, guard, guard_or, unisono_last_error, unisono_status_t};
 use super::store::unisono_store_t;
-use super::unique_id::{self, unisono_unique_id_t};
+use super::unique_id::unisono_unique_id_t;
 
 /// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All functions may be
 /// called from any thread; operations that must match across ranks are called in the same order on each of them, or
@@ -73,7 +74,7 @@ pub struct unisono_context_options_t {
     /// The unique id that one rank made and all have, or else `store`.
     pub id: *const unisono_unique_id_t,
     /// The group's name, for errors and logs, the same on every rank; NULL: "default". Groups that meet in the same
-    /// store have different names.
+    /// store have different names. One whose meeting has failed is spent in that store: the ranks try again with another.
     pub name: *const c_char,
     /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
     /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never.
@@ -130,7 +131,8 @@ unsafe fn parsed(options: &unisono_context_options_t, rendezvous: Rendezvous) ->
 /// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
 ///
 /// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is UNISONO_TIMEOUT, and the
-/// text names it.
+/// text names it. A meeting that has failed is not repeated under its name in its store, where the ranks that came are counted:
+/// try again with another name, or in a store of unisono_store_create_prefix, or with a new id, alike on all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_create(
     options: *const unisono_context_options_t,
@@ -167,15 +169,13 @@ pub unsafe extern "C" fn unisono_context_create(
             }
         };
         let id = if let Rendezvous::Id(bytes) = rendezvous { Some(bytes) } else { None };
-        let server = id.as_ref().and_then(unique_id::server);
+        let server = id.as_ref().and_then(served::server);
         let max_blocks = options.max_blocks;
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, rendezvous) }?;
         let context = Context::create(options);
-        // What is wrong with the arguments can be put right. A meeting that has failed is not repeated: nobody would end its
-        // server.
-        let repeated = matches!(&context, Err(error) if error.status() == Status::InvalidArgument);
-        id.as_ref().filter(|_| !repeated).inspect(|bytes| unique_id::claim(bytes));
+        // Also where this rank, or another, was given wrong arguments: that can be put right while the id is served.
+        served::is_over(server.as_slice(), context.is_ok());
         let context = context?;
         context.limit_blocks(max_blocks);
         place.write(Handle::into_handle(ContextHandle::new(context, server)));
@@ -185,8 +185,10 @@ pub unsafe extern "C" fn unisono_context_create(
 
 /// Creates a context from the environment of the launcher: unisono-run, torchrun, mpirun (Open MPI, MPICH), srun.
 ///
-/// `options` may be NULL; its rank, rank_count, store and id are unset. A process that no launcher started is
-/// UNISONO_INVALID_USAGE, and the text says which variables were looked for.
+/// Collective over the whole job: every rank calls it equally often and, in each process, one call after the other; the
+/// n-th calls of all ranks meet. For more contexts duplicate or split the first. `options` may be NULL; its rank, rank_count,
+/// store and id are unset. A process that no launcher started is UNISONO_INVALID_USAGE, and the text says which variables were
+/// looked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_create_from_env(
     options: *const unisono_context_options_t,
@@ -217,7 +219,9 @@ pub unsafe extern "C" fn unisono_context_create_from_env(
 
 /// Splits the group: the ranks that give the same `color` form a child, ordered by `key`, then by their rank here.
 ///
-/// Every rank of the group calls it. With UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL.
+/// Every rank of the group calls it, and several splits of one group in the same order, so not from two threads at once. With
+/// UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL. The deadline is the group's timeout, which the child has, too,
+/// as it has `max_blocks`. It is called NAME/COLOR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_split(
     ctx: *const unisono_context_t,
@@ -240,7 +244,8 @@ pub unsafe extern "C" fn unisono_context_split(
 /// Forms a named child of the `rank_count` listed ranks of this group, in that order.
 ///
 /// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and names the rank
-/// and the group.
+/// and the group. Children of the same name and list come in the same order on all of them. Deadline, timeout and `max_blocks`
+/// as in unisono_context_split. A group that has failed forms none: its failure is returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_group(
     ctx: *const unisono_context_t,
@@ -263,7 +268,9 @@ pub unsafe extern "C" fn unisono_context_group(
     })
 }
 
-/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the group calls it.
+/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the group calls it, several
+/// times in the same order, so not from two threads at once. It is called NAME+; deadline, timeout, `max_blocks` and a group that has
+/// failed as in unisono_context_group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_duplicate(
     ctx: *const unisono_context_t,
@@ -340,7 +347,8 @@ pub unsafe extern "C" fn unisono_context_status(ctx: *const unisono_context_t) -
     )
 }
 
-/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy.
+/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy. For NULL, or what is no
+/// context, it is that of unisono_last_error, which says so.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) -> *const c_char {
     guard_or(

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
+use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -60,42 +61,73 @@ pub unsafe extern "C" fn unisono_log_set(
             5 => LevelFilter::Trace,
             _ => fail!(InvalidArgument, "level {level} is unknown; the levels are 0 (off) to 5 (trace)"),
         };
-        let _turn = turn(&TELLING);
-        TELLING.write().sink = function.map(|function| Sink { function, user });
-        log::set_max_level(filter);
+        let way = function.map_or(Way::StandardError, |function| Way::Program(Sink { function, user }));
+        say(&TELLING, Says::Program, way, filter);
         Ok(())
     })
 }
 
-static LOGGER: Logger = Logger;
-static TELLING: Global<Telling> = Global::last(Telling { sink: None, turn: None });
+static LOGGER: Logger = Logger { telling: &TELLING };
+static TELLING: Global<Telling> =
+    Global::last(Telling { says: Says::Environment, way: Way::StandardError, turn: None });
 
 /// Makes [`LOGGER`] the process's logger, as loud as UNISONO_LOG says. A Rust program that has its own logger keeps it.
 pub fn install() {
     if log::set_logger(&LOGGER).is_ok() {
         let text = std::env::var("UNISONO_LOG").unwrap_or_default();
-        let level = match text.trim() {
-            "" => Ok(LevelFilter::Off),
-            text => text.parse(),
-        };
-        if let Ok(level) = level {
-            log::set_max_level(level);
-        } else {
-            // Who misspelt it wants to read something.
-            log::set_max_level(LevelFilter::Warn);
+        let text = text.trim();
+        if text.is_empty() {
+            return;
+        }
+        let level: Option<LevelFilter> = text.parse().ok();
+        // Who misspelt it wants to read something.
+        say(&TELLING, Says::Environment, Way::StandardError, level.unwrap_or(LevelFilter::Warn));
+        if level.is_none() {
             log::warn!("UNISONO_LOG={text}: use off, error, warn, info, debug or trace");
         }
     }
 }
 
-struct Logger;
+/// For another face in one file with this one: makes [`LOGGER`] the process's logger as [`install`] does, and answers whether it is.
+pub fn shares_logger() -> bool {
+    install();
+    ptr::addr_eq(log::logger(), &LOGGER)
+}
+
+/// Has another face tell messages by `face`, up to `level`, unless the program has said where they go ([`unisono_log_set`]).
+pub fn log_by(face: fn(Level, fmt::Arguments<'_>), level: LevelFilter) {
+    say(&TELLING, Says::Face, Way::Face(face), level);
+}
+
+/// Not of no size: it is told from others by its address.
+struct Logger {
+    telling: &'static Global<Telling>,
+}
 
 /// Where messages go.
 struct Telling {
-    sink: Option<Sink>,
+    /// Who has said so.
+    says: Says,
+    way: Way,
     /// Had by who tells one, for as long as that takes, and the generation of forks that it is of. A child that is forked meanwhile has
     /// another: whoever has this one does not exist there.
     turn: Option<(u32, &'static Mutex<()>)>,
+}
+
+/// Who says where messages go. Whoever comes later counts more, in whatever order they speak.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Says {
+    Environment,
+    /// Another face of the library, by what its own environment says.
+    Face,
+    Program,
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    StandardError,
+    Face(fn(Level, fmt::Arguments<'_>)),
+    Program(Sink),
 }
 
 #[derive(Clone, Copy)]
@@ -123,16 +155,33 @@ fn turn(telling: &'static Global<Telling>) -> MutexGuard<'static, ()> {
     turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Messages go this way from now on, up to `level`, unless somebody has said otherwise who counts more.
+fn say(telling: &'static Global<Telling>, says: Says, way: Way, level: LevelFilter) {
+    let _turn = turn(telling);
+    let mut state = telling.write();
+    if says >= state.says {
+        (state.says, state.way) = (says, way);
+        log::set_max_level(level);
+    }
+}
+
 /// Tells a message in its turn.
 fn tell(telling: &'static Global<Telling>, level: Level, text: fmt::Arguments<'_>) {
     let _turn = turn(telling);
-    let sink = telling.read().sink;
-    if let Some(Sink { function, user }) = sink {
-        let message: CString = c_text(&text.to_string());
-        // SAFETY: the header's contract for the function.
-        unsafe { function(user, number(level), message.as_ptr()) };
-        return;
+    let way = telling.read().way;
+    match way {
+        Way::StandardError => write(level, text),
+        Way::Face(face) => face(level, text),
+        Way::Program(Sink { function, user }) => {
+            let message: CString = c_text(&text.to_string());
+            // SAFETY: the header's contract for the function.
+            unsafe { function(user, number(level), message.as_ptr()) };
+        }
     }
+}
+
+/// Writes a message to standard error.
+fn write(level: Level, text: fmt::Arguments<'_>) {
     let line = format!("unisono[{}] {}: {text}\n", std::process::id(), level.as_str().to_lowercase());
     // SAFETY: the number is that of standard error, which is not closed here. The standard library's own has a lock, which a
     // forked child may find taken.
@@ -148,7 +197,7 @@ impl Log for Logger {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            tell(&TELLING, record.level(), *record.args());
+            tell(self.telling, record.level(), *record.args());
         }
     }
 
@@ -185,9 +234,35 @@ mod tests {
     }
 
     #[test]
+    fn what_the_program_says_counts_more_than_another_face_and_that_more_than_the_environment() {
+        static TELLS: Global<Telling> =
+            Global::last(Telling { says: Says::Environment, way: Way::StandardError, turn: None });
+        static BY_FACE: AtomicU32 = AtomicU32::new(0);
+        static BY_PROGRAM: AtomicU32 = AtomicU32::new(0);
+        fn face(_level: Level, _text: fmt::Arguments<'_>) {
+            BY_FACE.fetch_add(1, Ordering::SeqCst);
+        }
+        unsafe extern "C" fn program(_user: *mut c_void, _level: i32, _message: *const c_char) {
+            BY_PROGRAM.fetch_add(1, Ordering::SeqCst);
+        }
+        let say_and_tell = |says, way| {
+            say(&TELLS, says, way, log::max_level());
+            tell(&TELLS, Level::Warn, format_args!("a message"));
+            (BY_FACE.load(Ordering::SeqCst), BY_PROGRAM.load(Ordering::SeqCst))
+        };
+        let sink = Sink { function: program, user: ptr::null_mut() };
+        assert_eq!(say_and_tell(Says::Face, Way::Face(face)), (1, 0));
+        assert_eq!(say_and_tell(Says::Environment, Way::StandardError), (2, 0));
+        assert_eq!(say_and_tell(Says::Program, Way::Program(sink)), (2, 1));
+        assert_eq!(say_and_tell(Says::Face, Way::Face(face)), (2, 2));
+        assert_eq!(say_and_tell(Says::Program, Way::StandardError), (2, 2));
+    }
+
+    #[test]
     fn a_child_that_is_forked_while_a_message_is_told_tells_its_own() {
         static SLOW: Global<Telling> = Global::last(Telling {
-            sink: Some(Sink { function: slow, user: std::ptr::null_mut() }),
+            says: Says::Program,
+            way: Way::Program(Sink { function: slow, user: ptr::null_mut() }),
             turn: None,
         });
         let tells = thread::spawn(|| tell(&SLOW, Level::Warn, format_args!("the parent's")));

@@ -103,7 +103,8 @@ pub unsafe extern "C" fn unisono_receive_any(
 }
 
 /// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and leaves those
-/// of the others. A rank that leaves is no failure while another of the list may send.
+/// of the others. A rank that leaves is no failure while another of the list may send. A `from_count` of 0 is
+/// UNISONO_INVALID_ARGUMENT, where unisono_buffer_receive takes it for any rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive_any_of(
     ctx: *const unisono_context_t,

@@ -28,7 +28,8 @@ pub enum unisono_status {
     UNISONO_TIMEOUT = 4,
     /// A peer died, left, or reported a failure.
     UNISONO_PEER_FAILED = 5,
-    /// The communicator was aborted by its user.
+    /// The program ended it: unisono_context_abort on some rank, or, and then the context has not failed, unisono_work_cancel or
+    /// unisono_buffer_abort_wait.
     UNISONO_ABORTED = 6,
     /// This rank is not a member of the group.
     UNISONO_NOT_MEMBER = 7,

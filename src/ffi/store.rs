@@ -30,7 +30,7 @@ pub struct unisono_store_t {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-// Those that have connections look after that themselves.
+// Those that have connections or locks look after that themselves.
 handle!(unisono_store_t, StoreHandle, survives_fork);
 
 /// A store, and the port of one that has a port.
@@ -159,7 +159,8 @@ pub unsafe extern "C" fn unisono_store_create_prefix(
     })
 }
 
-/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it.
+/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it. Waits for the store's answer, for
+/// UNISONO_DEFAULT_TIMEOUT_MS at most; functions of the caller's own have no limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_set(
     store: *const unisono_store_t,
@@ -178,8 +179,9 @@ pub unsafe extern "C" fn unisono_store_set(
     })
 }
 
-/// Waits until `key` exists, for at most `timeout_ms` milliseconds (UNISONO_FOREVER: for ever), and gives a copy of its
-/// value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length.
+/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever), and
+/// gives a copy of its value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length. Neither `value` nor `bytes`
+/// may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_get(
     store: *const unisono_store_t,
@@ -230,8 +232,8 @@ pub unsafe extern "C" fn unisono_store_key_file(
     })
 }
 
-/// As unisono_store_get, without waiting: if `key` does not exist, the status is UNISONO_OK, `*value` NULL and
-/// `*bytes` 0.
+/// As unisono_store_get, without waiting for the key: if it does not exist, the status is UNISONO_OK, `*value` NULL and
+/// `*bytes` 0. Waits for the store's answer as unisono_store_set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_try_get(
     store: *const unisono_store_t,
@@ -258,7 +260,8 @@ pub unsafe extern "C" fn unisono_store_try_get(
     })
 }
 
-/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be NULL.
+/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be NULL. Waits for the
+/// store's answer as unisono_store_set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_add(
     store: *const unisono_store_t,

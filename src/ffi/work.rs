@@ -197,7 +197,7 @@ pub unsafe extern "C" fn unisono_work_status(work: *const unisono_work_t) -> uni
 }
 
 /// The text of the operation's failure; empty while it runs and after success. Never NULL. Valid until
-/// unisono_work_destroy.
+/// unisono_work_destroy. For NULL, or what is no work, it is that of unisono_last_error, which says so.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_error(work: *const unisono_work_t) -> *const c_char {
     guard_or(

@@ -5,17 +5,20 @@
 //!
 //! ```text
 //!   0  "UNISOID" version:1        56  addresses: 4 × 16, IPv4 as ::ffff:a.b.c.d, unused ones zero
-//!   8  instance of the server:16  120 host, a fingerprint:4
+//!   8  instance of the server:16  120 host, a fingerprint:4; 0: of a place
 //!  24  secret:32                  124 the first 2 bytes of SHA-256 over all other bytes
 //!                                 126 port:2, little-endian
 //! ```
 
 #![forbid(unsafe_code)]
 
+pub mod served;
+
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -32,6 +35,8 @@ pub const ID_BYTES: usize = 128;
 const MAGIC: [u8; 7] = *b"UNISOID";
 const VERSION: u8 = 1;
 const ADDRESSES: usize = 4;
+/// How long all addresses of an id may refuse until its maker is taken for gone: it has served before there was an id.
+const GONE: Duration = Duration::from_secs(30);
 
 /// Names a job and lets its holder join it. As text, 256 hexadecimal digits; `Debug` does not show the secret.
 #[derive(Clone, PartialEq, Eq)]
@@ -174,15 +179,52 @@ impl UniqueId {
         &self.secret
     }
 
-    /// Connects to the id's store. On the creator's host, loopback is tried first.
+    /// Connects to the id's store. On the creator's host, loopback is tried first. Where all addresses refuse, the creator is gone, or they
+    /// are not its own from here: that is an error long before a late deadline.
     pub fn connect(&self, deadline: Deadline) -> Result<TcpStore> {
         self.connect_unless(&|| false, deadline)
     }
 
     /// [`UniqueId::connect`], as long as it is not `recalled`.
     pub fn connect_unless(&self, recalled: &dyn Fn() -> bool, deadline: Deadline) -> Result<TcpStore> {
-        let candidates = self.candidates(self.host == host_fingerprint());
-        TcpStore::connect_any(&candidates, &self.secret, self.instance, recalled, deadline)
+        self.connect_within(GONE, recalled, deadline)
+    }
+
+    /// [`UniqueId::connect_unless`], which takes the creator for gone after `patience`.
+    fn connect_within(
+        &self,
+        patience: Duration,
+        recalled: &dyn Fn() -> bool,
+        deadline: Deadline,
+    ) -> Result<TcpStore> {
+        let is_here = self.host == host_fingerprint();
+        let candidates = self.candidates(is_here);
+        // Tried all the same: some containers have a boot of their own and share loopback.
+        let is_elsewhere = !is_here && !self.is_of_place() && self.addresses.iter().all(IpAddr::is_loopback);
+        let patience = match patience {
+            // A place may be served later.
+            _ if self.is_of_place() => None,
+            _ if is_elsewhere => Some(Duration::ZERO),
+            patience => Some(patience),
+        };
+        let connected =
+            TcpStore::connect_any(&candidates, &self.secret, self.instance, patience, recalled, deadline);
+        connected.map_err(|error| match error.status() {
+            Status::PeerFailed if is_elsewhere => Error::new(
+                Status::InvalidArgument,
+                format!(
+                    "the unique id names loopback alone, port {}, and was made on another host, or where loopback is another \
+                     (in a container): set UNISONO_INTERFACE where it is made. unisono-run's are for its own host",
+                    self.port
+                ),
+            ),
+            _ => error,
+        })
+    }
+
+    /// Whether it is one that everybody makes alike. Such an id names no host.
+    fn is_of_place(&self) -> bool {
+        self.host == [0; 4]
     }
 
     fn candidates(&self, same_host: bool) -> Vec<SocketAddr> {
@@ -247,8 +289,6 @@ fn host_fingerprint() -> [u8; 4] {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::rendezvous::scratch::reserved;
     use crate::rendezvous::store::Store;
@@ -264,6 +304,16 @@ mod tests {
             addresses: vec!["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()],
             port: 2950,
             host: [1, 2, 3, 4],
+        }
+    }
+
+    /// One that was made on this host.
+    fn example_here(address: SocketAddr) -> UniqueId {
+        UniqueId {
+            addresses: vec![address.ip()],
+            port: address.port(),
+            host: host_fingerprint(),
+            ..example()
         }
     }
 
@@ -342,9 +392,48 @@ mod tests {
     #[test]
     fn an_id_whose_server_is_gone_is_a_timeout_that_names_the_addresses() {
         let (_place, address) = reserved();
-        let id = UniqueId { addresses: vec![address.ip()], port: address.port(), ..example() };
+        let id = example_here(address);
         let error = id.connect(Deadline::after(Duration::from_millis(50))).unwrap_err();
         assert_eq!(error.status(), Status::Timeout);
         assert!(error.text().contains(&format!("127.0.0.1:{}", id.port)), "{error}");
+    }
+
+    #[test]
+    fn an_id_whose_maker_is_gone_says_so_long_before_the_deadline() {
+        let (_place, address) = reserved();
+        let id = example_here(address);
+        let refused = || id.connect_within(Duration::from_millis(100), &|| false, soon()).unwrap_err();
+        let by_nobody = refused();
+        let _another = ServerHandle::start(address, Some(&id.secret)).unwrap();
+        for error in [by_nobody, refused()] {
+            assert_eq!(error.status(), Status::PeerFailed, "{error}");
+            for part in [&format!("127.0.0.1:{}", id.port), "the process that made the id is gone"] {
+                assert!(error.text().contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_id_that_names_loopback_alone_is_refused_elsewhere_unless_its_maker_answers() {
+        let (_place, address) = reserved();
+        let id = UniqueId { host: example().host, ..example_here(address) };
+        let error = id.connect(Deadline::NEVER).unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        for part in ["loopback alone", "made on another host", "UNISONO_INTERFACE"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+        let (made, _server) = UniqueId::create(Some("127.0.0.1")).unwrap();
+        let id = UniqueId { host: example().host, ..made };
+        id.connect(soon()).unwrap().set("k", b"v", soon()).unwrap();
+    }
+
+    #[test]
+    fn a_place_that_is_not_served_yet_is_waited_for_until_the_deadline() {
+        let (_place, address) = reserved();
+        let id = UniqueId::of_place(&address.to_string()).unwrap();
+        let id = UniqueId::parse(&id.to_bytes()).unwrap();
+        let deadline = Deadline::after(Duration::from_millis(50));
+        let error = id.connect_within(Duration::ZERO, &|| false, deadline).unwrap_err();
+        assert_eq!(error.status(), Status::Timeout, "{error}");
     }
 }

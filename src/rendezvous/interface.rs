@@ -16,6 +16,9 @@ use crate::sys::interfaces::{self, InterfaceAddress};
 
 const ADVICE: &str = "Set UNISONO_INTERFACE to a name, an address or a CIDR.";
 
+/// What helps where not even loopback is up, as in a new network namespace.
+const LOOPBACK: &str = "Bring loopback up: ip link set lo up";
+
 /// A chosen interface. Displays as a line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
@@ -32,12 +35,14 @@ pub struct Interface {
 impl Interface {
     /// The interface that `wanted` means, or the default.
     pub fn choose(wanted: Option<&str>) -> Result<Interface> {
-        let list =
-            interfaces::list().map_err(|cause| Error::system("cannot list the network interfaces", cause))?;
-        // Without /proc there is no default route that we know of.
-        let v4 = fs::read_to_string("/proc/net/route").unwrap_or_default();
-        let v6 = fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default();
-        choose_from(&list, wanted, default_route(&v4, &v6).as_deref())
+        let (list, route) = look()?;
+        choose_from(&list, wanted, route.as_deref())
+    }
+
+    /// As [`Interface::choose`]; `None` if nobody has said which, and none is up.
+    pub fn find(wanted: Option<&str>) -> Result<Option<Interface>> {
+        let (list, route) = look()?;
+        find_in(&list, wanted, route.as_deref())
     }
 
     /// At most so many of its addresses to listen on at any port, the best first. An IPv6 address that means nothing without
@@ -98,10 +103,31 @@ impl Network {
     }
 }
 
+/// What this host has, and the interface of its default route.
+fn look() -> Result<(Vec<InterfaceAddress>, Option<String>)> {
+    let list =
+        interfaces::list().map_err(|cause| Error::system("cannot list the network interfaces", cause))?;
+    // Without /proc there is no default route that we know of.
+    let v4 = fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let v6 = fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default();
+    Ok((list, default_route(&v4, &v6)))
+}
+
 fn choose_from(list: &[InterfaceAddress], wanted: Option<&str>, route: Option<&str>) -> Result<Interface> {
+    match find_in(list, wanted, route)? {
+        Some(interface) => Ok(interface),
+        None => fail!(System, "no network interface is up; there are {}. {LOOPBACK}", shown(list)),
+    }
+}
+
+fn find_in(
+    list: &[InterfaceAddress],
+    wanted: Option<&str>,
+    route: Option<&str>,
+) -> Result<Option<Interface>> {
     match wanted.map(str::trim).filter(|wanted| !wanted.is_empty()) {
-        Some(wanted) => choose_wanted(list, wanted),
-        None => choose_default(list, route),
+        Some(wanted) => choose_wanted(list, wanted).map(Some),
+        None => Ok(find_default(list, route)),
     }
 }
 
@@ -130,7 +156,15 @@ fn choose_wanted(list: &[InterfaceAddress], wanted: &str) -> Result<Interface> {
             None => entry.name == wanted,
         })
         .collect();
+    let has_loopback = list.iter().any(|entry| entry.loopback && entry.up);
     match (matching.first(), by_address) {
+        (_, Some(address)) if address.is_loopback() && !has_loopback => {
+            fail!(
+                System,
+                "loopback is down, to which {address} belongs; there are {}. {LOOPBACK}",
+                shown(list)
+            )
+        }
         (None, Some(_)) => {
             fail!(
                 InvalidArgument,
@@ -151,7 +185,8 @@ fn choose_wanted(list: &[InterfaceAddress], wanted: &str) -> Result<Interface> {
     }
 }
 
-fn choose_default(list: &[InterfaceAddress], route: Option<&str>) -> Result<Interface> {
+/// `None` if none is up.
+fn find_default(list: &[InterfaceAddress], route: Option<&str>) -> Option<Interface> {
     let outside = |entry: &&InterfaceAddress| entry.up && !entry.loopback;
     let routed = list.iter().filter(outside).find(|entry| Some(entry.name.as_str()) == route);
     let useful = |entry: &&InterfaceAddress| outside(entry) && !is_link_local(entry.address);
@@ -160,9 +195,9 @@ fn choose_default(list: &[InterfaceAddress], route: Option<&str>) -> Result<Inte
         (Some(routed), ..) => (routed, "it has the default route"),
         (None, Some(first), _) => (first, "the first that is up; there is no default route"),
         (None, None, Some(loopback)) => (loopback, "there is only loopback"),
-        (None, None, None) => fail!(System, "no network interface is up; there are {}", shown(list)),
+        (None, None, None) => return None,
     };
-    Ok(gather(list.iter().filter(|entry| entry.name == chosen.name), reason.to_owned()))
+    Some(gather(list.iter().filter(|entry| entry.name == chosen.name), reason.to_owned()))
 }
 
 /// The interface of `entries`, which are one interface's and not empty.
@@ -308,7 +343,38 @@ mod tests {
             assert!(text.contains(part) && text.ends_with(ADVICE), "{text}");
         }
         assert!(text(&host(), "eth2").contains("'eth2' is down"));
-        assert!(choose_from(&[], None, None).unwrap_err().text().contains("no network interface is up"));
+    }
+
+    #[test]
+    fn where_loopback_is_down_that_is_said_with_what_brings_it_up() {
+        let lo = InterfaceAddress { up: false, ..entry("lo", 1, "127.0.0.1") };
+        for list in [vec![], vec![lo], vec![entry("eth0", 2, "10.0.0.5")]] {
+            for wanted in ["127.0.0.1", "::1"] {
+                let text = choose_from(&list, Some(wanted), None).unwrap_err().to_string();
+                assert!(text.contains("loopback is down") && text.ends_with(LOOPBACK), "{text}");
+                assert!(text.contains(wanted) && !text.contains("UNISONO_INTERFACE"), "{text}");
+            }
+        }
+        // Another address of it than it has.
+        let text = choose_from(&host(), Some("127.0.0.9"), None).unwrap_err().to_string();
+        assert!(
+            text.contains("no interface has the address '127.0.0.9'") && text.ends_with(ADVICE),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn where_none_is_up_none_is_found_and_a_choice_fails() {
+        let lo = InterfaceAddress { up: false, ..entry("lo", 1, "127.0.0.1") };
+        for list in [vec![], vec![lo, entry("eth2", 5, "192.168.8.5")]] {
+            for wanted in [None, Some(""), Some(" ")] {
+                assert_eq!(find_in(&list, wanted, Some("eth2")).unwrap(), None);
+                let text = choose_from(&list, wanted, Some("eth2")).unwrap_err().to_string();
+                assert!(text.contains("no network interface is up") && text.ends_with(LOOPBACK), "{text}");
+            }
+            assert!(find_in(&list, Some("eth0"), None).is_err(), "what was named is to be there");
+        }
+        assert!(find_in(&host(), None, None).unwrap().is_some());
     }
 
     #[test]

@@ -29,6 +29,9 @@ const ANSWER: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(50);
 /// How much later than asked a server may say that a key did not come.
 const GRACE: Duration = Duration::from_millis(500);
+/// Within what time this host itself says that there is no way to an address. Later it is the network that says so, and it may say
+/// something else soon.
+const AT_ONCE: Duration = Duration::from_millis(500);
 /// Idle connections that are kept.
 const KEPT: usize = 4;
 
@@ -66,15 +69,17 @@ impl TcpStore {
     ) -> Result<TcpStore> {
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let resolve = || Ok((host, port).to_socket_addrs()?.collect());
-        TcpStore::connect_to(name, resolve, secret, None, &|| false, deadline)
+        TcpStore::connect_to(name, resolve, secret, None, None, &|| false, deadline)
     }
 
     /// Connects to the first of `addresses` that answers, which has to be the server with this `instance`, as long as it is not
-    /// `recalled`.
+    /// `recalled`. With `patience` it was there before: it is gone when for so long nobody, or another, has been at any address that there
+    /// is a way to.
     pub(super) fn connect_any(
         addresses: &[SocketAddr],
         secret: &SecretKey,
         instance: [u8; 16],
+        patience: Option<Duration>,
         recalled: &dyn Fn() -> bool,
         deadline: Deadline,
     ) -> Result<TcpStore> {
@@ -84,6 +89,7 @@ impl TcpStore {
             || Ok(addresses.to_vec()),
             Some(secret),
             Some(instance),
+            patience,
             recalled,
             deadline,
         )
@@ -99,6 +105,7 @@ impl TcpStore {
         candidates: impl Fn() -> io::Result<Vec<SocketAddr>>,
         secret: Option<&SecretKey>,
         instance: Option<[u8; 16]>,
+        patience: Option<Duration>,
         recalled: &dyn Fn() -> bool,
         deadline: Deadline,
     ) -> Result<TcpStore> {
@@ -106,11 +113,15 @@ impl TcpStore {
         let key = secret.map(wire::store_key);
         let mut pause = Duration::from_millis(2);
         let mut last = String::new();
+        let mut gone_since: Option<Instant> = None;
         loop {
+            let tried = Instant::now();
+            let (mut is_refused, mut is_unclear) = (false, false);
             match candidates() {
                 Ok(addresses) => {
                     for address in addresses {
-                        let cause = match dial(address, key.as_ref(), instance, deadline) {
+                        let asked = Instant::now();
+                        let (cause, sign) = match dial(address, key.as_ref(), instance, deadline) {
                             Ok((stream, instance)) => {
                                 let shared = Mutex::new(Shared { idle: vec![stream], lost: None });
                                 let fork = fork::generation();
@@ -120,12 +131,18 @@ impl TcpStore {
                                 return Err(error.context(format!("tcp store {name}")));
                             }
                             Err(Refusal::OtherServer) => {
-                                io::Error::other("another job's store answers there")
+                                (io::Error::other("another job's store answers there"), Sign::Gone)
                             }
-                            Err(Refusal::ForNow(cause)) => cause,
+                            Err(Refusal::ForNow(cause)) => {
+                                let sign = Sign::of(&cause, asked.elapsed());
+                                (cause, sign)
+                            }
                         };
+                        is_refused |= sign == Sign::Gone;
+                        is_unclear |= sign == Sign::Unclear;
                         // The last try may be cut short by the deadline, and then knows less than those before.
-                        if last.is_empty() || cause.kind() != ErrorKind::TimedOut {
+                        let says_more = cause.kind() != ErrorKind::TimedOut && sign != Sign::Nothing;
+                        if last.is_empty() || says_more {
                             last = format!("{address}: {cause}");
                         }
                         // Each may have taken seconds.
@@ -134,12 +151,27 @@ impl TcpStore {
                         }
                     }
                 }
-                Err(cause) => last = format!("cannot resolve the name: {cause}"),
+                Err(cause) => {
+                    is_unclear = true;
+                    last = format!("cannot resolve the name: {cause}");
+                }
             }
             if recalled() {
                 fail!(
                     Aborted,
                     "no connection to the tcp store {name} before the meeting there was called off"
+                );
+            }
+            gone_since = (is_refused && !is_unclear).then(|| gone_since.unwrap_or(tried));
+            if let (Some(patience), Some(gone_since)) = (patience, gone_since)
+                && gone_since.elapsed() >= patience
+            {
+                fail!(
+                    PeerFailed,
+                    "no connection to the tcp store {name}: {last}, for {:.1} s: the process that made the id is gone or has \
+                     given the meeting up, or these are not its addresses as seen from this host (loopback, a bridge that \
+                     every host has, a firewall): set UNISONO_INTERFACE where it is made",
+                    gone_since.elapsed().as_secs_f64()
                 );
             }
             if deadline.expired() {
@@ -376,6 +408,34 @@ enum Refusal {
     OtherServer,
     /// Waiting does not help.
     ForGood(Error),
+}
+
+/// What a try in vain says of a server that was there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sign {
+    /// It is not there.
+    Gone,
+    /// Nothing: there is no way from this host to that address.
+    Nothing,
+    /// It may be there.
+    Unclear,
+}
+
+impl Sign {
+    /// What this cause says that came `after` so long.
+    fn of(cause: &io::Error, after: Duration) -> Sign {
+        match cause.kind() {
+            ErrorKind::ConnectionRefused => Sign::Gone,
+            ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable | ErrorKind::AddrNotAvailable
+                if after < AT_ONCE =>
+            {
+                Sign::Nothing
+            }
+            // As where the kernel has no IPv6.
+            _ if cause.raw_os_error() == Some(libc::EAFNOSUPPORT) => Sign::Nothing,
+            _ => Sign::Unclear,
+        }
+    }
 }
 
 impl From<io::Error> for Refusal {

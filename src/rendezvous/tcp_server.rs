@@ -11,6 +11,7 @@ mod entries;
 mod server;
 
 use std::io::{self, IoSlice};
+use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use super::secret::SecretKey;
 use super::tcp_wire as wire;
 use crate::error::{Error, Result, fail};
 use crate::sys::event::EventFd;
-use crate::sys::fork::Unshared;
+use crate::sys::fork::{self, Unshared};
 use crate::sys::{process, random};
 
 /// What one server gives to its clients at most.
@@ -59,8 +60,8 @@ pub struct ServerHandle {
     /// Watched by the thread, which ends before it is closed.
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
-    /// A forked child has a copy of this handle but not the thread.
-    process: u32,
+    /// Where it was started: a forked child has a copy of this handle but not the thread.
+    fork: u32,
 }
 
 impl ServerHandle {
@@ -118,7 +119,7 @@ impl ServerHandle {
         let key = secret.map(wire::store_key);
         let server = Server::new(listener, &stop, key, instance, limits).map_err(refused)?;
         let thread = process::spawn("unisono-store", move || server.run()).map_err(refused)?;
-        Ok(ServerHandle { address: bound, instance, stop, thread: Some(thread), process: std::process::id() })
+        Ok(ServerHandle { address: bound, instance, stop, thread: Some(thread), fork: fork::generation() })
     }
 
     /// Where it listens, with the port that was free.
@@ -151,7 +152,9 @@ impl ServerHandle {
 impl Drop for ServerHandle {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if std::process::id() != self.process {
+        if self.fork != fork::generation() {
+            // To drop it would detach the thread, of which nothing is here but a number: its memory is another's by now, or nobody's.
+            mem::forget(thread);
             return;
         }
         self.stop.signal();

@@ -86,10 +86,59 @@ fn who_is_called_off_tries_no_further_address() {
     let addresses = [0, 1].map(|place: usize| mute[place].local_addr().unwrap());
     let deadline = Deadline::after(Duration::from_millis(100));
     let key = SecretKey::new([1; 32]);
-    let error = TcpStore::connect_any(&addresses, &key, [0; 16], &|| true, deadline).unwrap_err();
+    let error = TcpStore::connect_any(&addresses, &key, [0; 16], None, &|| true, deadline).unwrap_err();
     assert_eq!(error.status(), Status::Aborted);
     mute[1].set_nonblocking(true).unwrap();
     assert_eq!(mute[1].accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_server_that_is_silent_at_one_of_its_addresses_is_not_taken_for_gone() {
+    let (_place, refuses) = reserved();
+    let mute = TcpListener::bind(loopback()).unwrap();
+    let addresses = [refuses, mute.local_addr().unwrap()];
+    let key = SecretKey::new([1; 32]);
+    let statuses = [&addresses[..], &addresses[..1]].map(|addresses| {
+        let (patience, deadline) = (Some(Duration::ZERO), Deadline::after(Duration::from_millis(100)));
+        TcpStore::connect_any(addresses, &key, [0; 16], patience, &|| false, deadline).unwrap_err().status()
+    });
+    assert_eq!(statuses, [Status::Timeout, Status::PeerFailed]);
+}
+
+#[test]
+fn an_address_that_there_is_no_way_to_says_nothing_of_a_server() {
+    let (_place, refuses) = reserved();
+    // To all hosts there is no connection.
+    let nowhere = SocketAddr::from((Ipv4Addr::BROADCAST, 1));
+    let key = SecretKey::new([1; 32]);
+    let error = |addresses: &[SocketAddr], deadline| {
+        let patience = Some(Duration::ZERO);
+        TcpStore::connect_any(addresses, &key, [0; 16], patience, &|| false, deadline).unwrap_err()
+    };
+    for addresses in [[refuses, nowhere], [nowhere, refuses]] {
+        let error = error(&addresses, soon());
+        assert_eq!(error.status(), Status::PeerFailed, "{error}");
+        assert!(error.text().contains(&format!(": {refuses}: Connection refused")), "{error}");
+        for cause in ["is gone or has given the meeting up", "or these are not its addresses"] {
+            assert!(error.text().contains(cause), "{error}");
+        }
+    }
+    let error = error(&[nowhere], Deadline::after(Duration::from_millis(100)));
+    assert_eq!(error.status(), Status::Timeout, "{error}");
+}
+
+#[test]
+fn what_comes_late_or_means_something_else_does_not_say_that_a_server_is_gone() {
+    let sign = |code, after| Sign::of(&io::Error::from_raw_os_error(code), after);
+    for code in [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EADDRNOTAVAIL] {
+        assert_eq!(sign(code, Duration::ZERO), Sign::Nothing);
+        assert_eq!(sign(code, Duration::from_secs(3)), Sign::Unclear);
+    }
+    assert_eq!(sign(libc::EAFNOSUPPORT, Duration::ZERO), Sign::Nothing);
+    for code in [libc::ETIMEDOUT, libc::ECONNRESET, libc::EMFILE, libc::EACCES] {
+        assert_eq!(sign(code, Duration::ZERO), Sign::Unclear);
+    }
+    assert_eq!(sign(libc::ECONNREFUSED, Duration::from_secs(3)), Sign::Gone);
 }
 
 #[test]

@@ -110,7 +110,7 @@ pub struct Shape {
 /// What a rank of an operation that only moves data (allgather, gather, alltoall) hears of the others' calls before it
 /// writes its Output. Their blocks say it too, but some blocks come before others. In a reduction no final result exists
 /// before all have agreed, and a broadcast or scatter gives a rank nothing but the root's; these do not ask, but a scatter
-/// whose blocks only two ranks count: there the root says which are empty.
+/// of a list that may differ from rank to rank: there who has nothing to send to a rank says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Agreement {
     /// Nothing but their blocks. The same on all ranks.

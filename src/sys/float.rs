@@ -1,6 +1,7 @@
 //! The floating-point environment of a thread: how it rounds, whether it flushes subnormal numbers, and which of its exceptions are
 //! signals.
 
+use std::hint::black_box;
 use std::marker::PhantomData;
 
 /// The IEEE standard's defaults, in this thread until it is dropped, whatever the caller has set: rounded to nearest, subnormal numbers
@@ -24,6 +25,15 @@ impl Standard {
         }
         Standard { before, _thread: PhantomData }
     }
+}
+
+/// What `act` comes to by the defaults. What it computes from values that it has, and answers, is computed in here: [`Standard`] by itself
+/// orders memory alone.
+#[inline]
+pub fn by_defaults<T>(act: impl FnOnce() -> T) -> T {
+    let _standard = Standard::enter();
+    let act = black_box(act);
+    black_box(act())
 }
 
 impl Drop for Standard {
@@ -107,29 +117,39 @@ mod control {
     pub(super) unsafe fn set(_value: u64) {}
 }
 
+/// Flushes subnormal numbers, on the way in and out.
+#[cfg(all(test, target_arch = "x86_64"))]
+const FLUSHES: u32 = 0x8040;
+
+/// Has a thread that flushes subnormal numbers do something.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub fn flushing<T>(act: impl FnOnce() -> T) -> T {
+    let at_first = control::get();
+    // SAFETY: this thread's own, until the end of the test's part.
+    unsafe { control::set(at_first | FLUSHES) };
+    let done = act();
+    // SAFETY: what it was.
+    unsafe { control::set(at_first) };
+    done
+}
+
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
-    use std::hint::black_box;
-
     use super::*;
-
-    /// Flushes subnormal numbers, on the way in and out.
-    const FLUSHES: u32 = 0x8040;
 
     #[test]
     fn what_the_caller_has_set_is_back_behind_it() {
-        let tiny = || black_box(f32::from_bits(100)) + black_box(f32::from_bits(100));
+        let tiny = || black_box(black_box(f32::from_bits(100)) + black_box(f32::from_bits(100)));
         let at_first = control::get();
-        // SAFETY: this thread's own, until the end of the test.
-        unsafe { control::set(at_first | FLUSHES) };
-        let flushed = tiny();
-        let standard = Standard::enter();
-        let kept = tiny();
-        drop(standard);
-        let after = control::get();
-        // SAFETY: what it was.
-        unsafe { control::set(at_first) };
-        assert_eq!((flushed.to_bits(), kept.to_bits()), (0, 200));
+        let number = f32::from_bits(100);
+        let (flushed, kept, answered, after) = flushing(|| {
+            let flushed = tiny();
+            let standard = Standard::enter();
+            let kept = tiny();
+            drop(standard);
+            (flushed, kept, by_defaults(|| number + number), control::get())
+        });
+        assert_eq!([flushed, kept, answered].map(f32::to_bits), [0, 200, 200]);
         assert_eq!(after & control::MATTERS, (at_first | FLUSHES) & control::MATTERS);
     }
 }

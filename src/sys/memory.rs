@@ -26,6 +26,22 @@ pub fn memfd(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Whether the kernel counts all memory that it has promised, and promises no more than it has (vm.overcommit_memory is 2). A
+/// memfd's page is promised when it is first touched, or committed before; where the kernel has none left, a touch is
+/// SIGBUS, in whichever process.
+pub fn is_counted() -> bool {
+    std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
+}
+
+/// Gives the pages of a part of a memfd their memory, or says that there is none.
+pub fn commit(fd: BorrowedFd<'_>, offset: usize, len: usize) -> io::Result<()> {
+    let number = |bytes| libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
+    let (offset, len) = (number(offset)?, number(len)?);
+    // SAFETY: takes no pointers.
+    retry(|| unsafe { syscall!(fallocate(fd.as_raw_fd(), 0, offset, len)) })?;
+    Ok(())
+}
+
 /// How long a file may become that this process makes longer (RLIMIT_FSIZE).
 fn file_size_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -178,6 +194,19 @@ mod tests {
         // SAFETY: takes no pointers.
         assert!(unsafe { syscall!(ftruncate(fd.as_raw_fd(), 0)) }.is_err());
         assert!(sealed_size(std::fs::File::open("/proc/self/exe").unwrap().as_fd()).is_err());
+    }
+
+    #[test]
+    fn what_is_committed_has_its_memory_before_it_is_touched() {
+        use std::os::unix::fs::MetadataExt;
+
+        let fd = memfd(c"test", 1 << 20).unwrap();
+        let file = std::fs::File::from(fd.try_clone().unwrap());
+        let bytes = || file.metadata().unwrap().blocks() * 512;
+        assert_eq!(bytes(), 0);
+        commit(fd.as_fd(), 5000, 1 << 18).unwrap();
+        assert!(bytes() >= 1 << 18, "{} bytes", bytes());
+        assert!(commit(fd.as_fd(), 1 << 20, 1).is_err(), "it cannot grow");
     }
 
     #[test]

@@ -9,15 +9,20 @@
 //! | 12288 | what [`Segment::allocate`] hands out: rings, staging areas |
 //!
 //! The descriptor is sealed against shrinking, so a mapped page stays whatever the other side does.
+//!
+//! Pages have no memory before they are first touched: most of a segment is never used. Where the kernel counts what it
+//! has promised, that touch may find none, which would end this process or a peer's. There, and only there, what is handed
+//! out is committed first: elsewhere that would cost each rank some milliseconds, and megabytes, for rings that it hardly uses.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::sys::heap::Heap;
-use crate::sys::memory::{Mapping, memfd, sealed_size};
+use crate::sys::memory::{self, Mapping, memfd, sealed_size};
 
 /// Bytes kept for the flight recorder in every segment.
 pub const RECORDER_BYTES: usize = 8192;
@@ -39,17 +44,27 @@ struct Header {
     size: u64,
 }
 
+/// Gives a part of a memfd its memory: where it begins, and how long it is.
+type Commit = fn(BorrowedFd<'_>, usize, usize) -> io::Result<()>;
+
 /// An endpoint's own segment: a sparse memfd, mapped shared. Pages are used when first touched.
 #[derive(Debug)]
 pub struct Segment {
     fd: OwnedFd,
     mapping: Mapping,
     heap: Mutex<Heap>,
+    /// Set where a touch may find no memory.
+    commit: Option<Commit>,
 }
 
 impl Segment {
     /// A segment of `size` bytes, rounded up to pages; at least one page is left for [`Segment::allocate`].
     pub fn new(size: usize) -> Result<Arc<Segment>> {
+        let commit: Commit = memory::commit;
+        Segment::committed_by(memory::is_counted().then_some(commit), size)
+    }
+
+    fn committed_by(commit: Option<Commit>, size: usize) -> Result<Arc<Segment>> {
         let Some(size) = size.max(HEAP_AT + PAGE).checked_next_multiple_of(PAGE) else {
             fail!(InvalidArgument, "a segment of {size} bytes does not fit the address space")
         };
@@ -59,13 +74,19 @@ impl Segment {
         let mapping = Mapping::new(fd.as_fd(), size).map_err(|cause| {
             Error::system(format_args!("cannot map a shared segment of {size} bytes"), cause)
         })?;
+        if let Some(commit) = commit {
+            commit(fd.as_fd(), 0, HEAP_AT).map_err(|cause| {
+                let text = format!("no memory for the first {HEAP_AT} bytes of a shared segment: {cause}");
+                Error::new(Status::OutOfMemory, text)
+            })?;
+        }
         let header = Header { magic: MAGIC, layout: LAYOUT, pid: std::process::id(), size: size as u64 };
         // SAFETY: the mapping starts at a page, is longer than a header, and nobody else knows of it yet.
         unsafe {
             mapping.address(0, size_of::<Header>()).expect("longer than a header").cast().write(header)
         };
         let heap = Mutex::new(Heap::new(HEAP_AT, size));
-        Ok(Arc::new(Segment { fd, mapping, heap }))
+        Ok(Arc::new(Segment { fd, mapping, heap, commit }))
     }
 
     /// Its length in bytes.
@@ -73,7 +94,8 @@ impl Segment {
         self.mapping.len()
     }
 
-    /// `len` zeroed bytes at a multiple of `align` (a power of two, at most 4096), or `None` when there is no room.
+    /// `len` zeroed bytes at a multiple of `align` (a power of two, at most 4096), or `None` when there is no room, or no
+    /// memory.
     ///
     /// # Panics
     /// When `align` is not a power of two or more than 4096.
@@ -83,6 +105,12 @@ impl Segment {
         let (offset, used) = heap.take(len, align)?;
         drop(heap);
         let region = Region { segment: Arc::clone(self), offset, len, retired: false };
+        if let Some(commit) = self.commit
+            && let Err(cause) = commit(self.fd(), offset, len.max(1))
+        {
+            log::warn!("no memory for {len} bytes of the shared segment: {cause}");
+            return None;
+        }
         // SAFETY: the heap gave this range to nobody else. The kernel's pages are zero until they are first handed out.
         unsafe { region.address().write_bytes(0, used.min(len)) };
         Some(region)
@@ -265,6 +293,36 @@ mod tests {
         assert!(own.allocate_sparing(1 << 17, 64, 1 << 20).is_none(), "too little would be left");
         assert!(own.allocate_sparing(1 << 17, 64, 1 << 17).is_some());
         assert!(own.allocate(usize::MAX, 64).is_none());
+    }
+
+    #[test]
+    fn where_memory_is_counted_what_is_handed_out_has_it() {
+        use std::os::unix::fs::MetadataExt;
+
+        let own = Segment::committed_by(Some(memory::commit), 1 << 20).unwrap();
+        let file = std::fs::File::from(own.fd().try_clone_to_owned().unwrap());
+        let bytes = || file.metadata().unwrap().blocks() as usize * 512;
+        assert!(bytes() >= HEAP_AT, "{} bytes", bytes());
+        let region = own.allocate(1 << 18, 64).unwrap();
+        assert!(bytes() >= HEAP_AT + region.len(), "{} bytes", bytes());
+        assert!(own.allocate(0, 64).is_some());
+    }
+
+    #[test]
+    fn where_there_is_no_memory_nothing_is_handed_out() {
+        let nothing: Commit = |_, _, _| Err(io::ErrorKind::StorageFull.into());
+        let error = Segment::committed_by(Some(nothing), 1 << 20).unwrap_err();
+        assert_eq!(error.status(), Status::OutOfMemory, "{error}");
+        let little: Commit = |_, offset, len| match offset + len {
+            ..=HEAP_AT => Ok(()),
+            _ => Err(io::ErrorKind::StorageFull.into()),
+        };
+        let own = Segment::committed_by(Some(little), 1 << 20).unwrap();
+        let free = || own.heap.lock().unwrap().free_bytes();
+        let before = free();
+        assert!(own.allocate(1 << 18, 64).is_none());
+        assert!(own.allocate_sparing(100, 64, 100).is_none());
+        assert_eq!(free(), before, "it is free again");
     }
 
     #[test]

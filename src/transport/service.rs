@@ -30,6 +30,7 @@ use super::segment::Segment;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, fail};
 use crate::rendezvous::secret::SecretKey;
+use crate::settings::{said, switch};
 use crate::sys::fork;
 
 /// How an endpoint links to its peers. The default reads nothing from the environment.
@@ -39,6 +40,8 @@ pub struct Options {
     pub shm: bool,
     /// TCP.
     pub tcp: bool,
+    /// Why there is none if it is off: what errors say of it.
+    pub no_tcp: &'static str,
     /// Reading a peer's private pages (process_vm_readv) where the kernel allows it.
     pub pull: bool,
     /// TCP data connections of one link, 1 to 64; `None`: as suits the job and this process's processors. The rank that opens
@@ -69,6 +72,7 @@ impl Default for Options {
         Options {
             shm: true,
             tcp: true,
+            no_tcp: "switched off",
             pull: true,
             tcp_streams: None,
             tcp_threads: None,
@@ -83,9 +87,11 @@ impl Default for Options {
 
 impl Options {
     /// The defaults, changed by `UNISONO_TRANSPORT` (`shm`, `tcp` or `shm,tcp`), `UNISONO_CMA` (`0`, `1`),
-    /// `UNISONO_TCP_STREAMS` and `UNISONO_TCP_THREADS` (1 to 64) and `UNISONO_HOST`. `lookup` answers for the environment.
+    /// `UNISONO_TCP_STREAMS` and `UNISONO_TCP_THREADS` (1 to 64), `UNISONO_RELAY` (`0`, `1`) and `UNISONO_HOST`. `lookup` answers for the
+    /// environment; what is empty is not set.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Options> {
         let mut options = Options::default();
+        let lookup = |name: &str| said(lookup(name));
         if let Some(text) = lookup("UNISONO_TRANSPORT") {
             (options.shm, options.tcp) = (false, false);
             for name in text.split(',').map(str::trim) {
@@ -96,23 +102,19 @@ impl Options {
                 }
             }
         }
-        options.pull = match lookup("UNISONO_CMA").as_deref() {
-            None => options.pull,
-            Some("0") => false,
-            Some("1") => true,
-            Some(text) => fail!(InvalidArgument, "UNISONO_CMA={text}: use 0 or 1"),
-        };
+        let is_on = |name| Ok::<_, Error>(switch(name, lookup(name).as_deref())?.unwrap_or(true));
+        options.pull &= is_on("UNISONO_CMA")?;
         let count = |name: &str| match lookup(name) {
             None => Ok(None),
-            Some(text) => match text.trim().parse() {
+            Some(text) => match text.parse() {
                 Ok(count) if (1..=MAX_TCP_STREAMS).contains(&count) => Ok(Some(count)),
                 _ => fail!(InvalidArgument, "{name}={text}: use a number from 1 to {MAX_TCP_STREAMS}"),
             },
         };
         options.tcp_streams = count("UNISONO_TCP_STREAMS")?;
         options.tcp_threads = count("UNISONO_TCP_THREADS")?;
-        options.relays = lookup("UNISONO_RELAY").is_none_or(|value| value != "0");
-        options.host = lookup("UNISONO_HOST").filter(|text| !text.is_empty());
+        options.relays = is_on("UNISONO_RELAY")?;
+        options.host = lookup("UNISONO_HOST");
         Ok(options)
     }
 
@@ -189,6 +191,10 @@ pub trait Port: Send + Sync {
     fn control(&self, peer: u32, message: &[u8]);
     /// Move work that nobody waits for.
     fn attend(&self) -> Attendance;
+    /// Say what is left to be said before a goodbye; whether some of it still is. Asked again soon then, but not for long.
+    fn has_last_words(&self) -> bool {
+        false
+    }
 }
 
 /// When an endpoint wants [`Port::attend`] next. A [`Registration::kick`] has it called in any case, but for `Leave`.

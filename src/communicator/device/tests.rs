@@ -429,6 +429,38 @@ fn a_context_settles_when_its_device_has_done_what_it_was_given() {
     });
 }
 
+/// The driver would wait for the kernel then, with a lock that the other rank's launch may need, if they are of one process.
+#[test]
+fn nothing_is_done_in_quiet_until_all_ranks_have_launched_what_one_has() {
+    let check = |seats: &[Seat]| {
+        let met = std::sync::Barrier::new(2);
+        ranks(seats, words, |context, (double, devices, device)| {
+            let is_quiet = |within: Duration| {
+                let until = Deadline::after(within);
+                devices.in_quiet(&|| !until.expired(), || ()).is_some()
+            };
+            let call = sum(context, 1, double.memory(*device, 4), None, PATIENCE);
+            met.wait();
+            if context.rank() == 0 {
+                // SAFETY: the double trusts no addresses.
+                unsafe { call.enqueue() }.expect("it is launched");
+                assert!(!is_quiet(Duration::from_millis(50)), "the other rank has launched nothing");
+                met.wait();
+            } else {
+                met.wait();
+                // SAFETY: as above.
+                unsafe { call.enqueue() }.expect("it is launched");
+            }
+            assert!(is_quiet(PATIENCE), "both have launched it");
+            context.settle(Deadline::after(PATIENCE)).expect("it is done");
+        });
+    };
+    check(&processes(2));
+    let (double, devices) = process(2);
+    let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
+    check(&seats);
+}
+
 #[test]
 fn calls_that_differ_fail_on_both_sides_and_name_both() {
     fail_and_name_both(words);

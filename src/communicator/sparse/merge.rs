@@ -6,15 +6,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::memory::{Pool, Words};
-use super::tensor::{Gathered, PIECE, Shape};
-use crate::engine::joint::{Team, share};
+use super::pace::{ELEMENT_BYTES, LOOK_BYTES, Pace};
+use super::tensor::{Gathered, PIECE, Shape, Tensor};
+use crate::engine::joint::Team;
 use crate::error::Result;
 use crate::reduce::{Operand, Reducer, Representation};
 
 /// Positions that are combined at a time where partial results are kept apart: they stay in the second-level cache.
 const PART: usize = 4096;
 
-/// The most parts of a union.
+/// The most parts of a union, unless they are longer than what a thread goes through in one look.
 const MOST_PARTS: usize = 64;
 
 /// Elements that are looked at for each part, to find parts of about one length.
@@ -23,23 +24,34 @@ const SAMPLES: usize = 4;
 /// What the ranks' elements come to: which of them make which part, and how many different ones each has.
 #[derive(Debug)]
 pub(super) struct Union {
-    parts: Vec<(Vec<Range<usize>>, usize)>,
+    parts: Vec<Bounds>,
 }
+
+/// Each rank's elements of a part, and how many different ones they come to.
+type Bounds = (Vec<Range<usize>>, usize);
 
 impl Union {
     /// That of `all`.
-    pub(super) fn of(all: &Gathered, team: &dyn Team) -> Result<Union> {
-        let elements: usize = (0..all.size()).map(|rank| all.nnz(rank)).sum();
+    pub(super) async fn of(all: &Gathered, team: &(dyn Team + Sync), pace: &Pace) -> Result<Union> {
+        let elements = elements(all);
         let each = PIECE / all.shape.accumulator_bytes().min(PIECE);
-        let parts = elements.div_ceil(each).clamp(1, MOST_PARTS);
-        let mut union = Union { parts: bounds(all, elements, parts) };
-        share(team, union.parts.iter_mut().collect(), |(ranges, different)| {
+        let bytes = elements.saturating_mul(all.shape.element_bytes());
+        let most = MOST_PARTS.max(bytes.div_ceil(LOOK_BYTES));
+        let parts = elements.div_ceil(each).clamp(1, most);
+        let mut union = Union { parts: bounds(all, elements, parts, pace).await };
+        let mut tasks = Vec::with_capacity(parts);
+        for part in &mut union.parts {
+            let bytes = length(&part.0).saturating_mul(ELEMENT_BYTES);
+            tasks.push((part, bytes));
+        }
+        let count = |(ranges, different): &mut Bounds| {
             let mut merge = Merge::new(all, ranges);
             while merge.advance() {
                 *different += merge.count;
             }
             Ok(())
-        })?;
+        };
+        pace.share(team, tasks, count).await?;
         Ok(union)
     }
 
@@ -49,13 +61,14 @@ impl Union {
     }
 
     /// Writes them as one tensor.
-    pub(super) fn write(
+    pub(super) async fn write(
         &self,
         all: &Gathered,
         reducer: &Reducer,
         (indices, mut values): (&mut [u64], &mut [u8]),
         pool: &Arc<Pool>,
-        team: &dyn Team,
+        team: &(dyn Team + Sync),
+        pace: &Pace,
     ) -> Result<()> {
         let nnz = self.nnz();
         if nnz == 0 {
@@ -70,16 +83,42 @@ impl Union {
                 coordinates.iter_mut().map(|list| list.split_off_mut(..*different).unwrap_or_default());
             let here: Vec<&mut [u64]> = here.collect();
             let out = values.split_off_mut(..*different * row).unwrap_or_default();
-            tasks.push((ranges, here, out));
+            let bytes = length(ranges).saturating_mul(all.shape.element_bytes());
+            tasks.push(((ranges, here, out), bytes));
         }
-        share(team, tasks, |(ranges, coordinates, values)| {
+        let write = |(ranges, coordinates, values): (&Vec<Range<usize>>, Vec<&mut [u64]>, &mut [u8])| {
             Merge::new(all, ranges).write(reducer, coordinates, values, pool)
-        })
+        };
+        pace.share(team, tasks, write).await
     }
 }
 
+/// All elements, combined into one tensor.
+pub(super) async fn combined(
+    all: &Gathered,
+    reducer: &Reducer,
+    pool: &Arc<Pool>,
+    team: &(dyn Team + Sync),
+    pace: &Pace,
+) -> Result<Tensor> {
+    let union = Union::of(all, team, pace).await?;
+    let mut tensor = Tensor::new(&all.shape, union.nnz(), pool)?;
+    union.write(all, reducer, tensor.parts_mut(), pool, team, pace).await?;
+    Ok(tensor)
+}
+
+/// How many elements all ranks have.
+fn elements(all: &Gathered) -> usize {
+    (0..all.size()).map(|rank| all.nnz(rank)).sum()
+}
+
+/// How many elements of all ranks a part has.
+fn length(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
 /// Each rank's elements of each part, parts of about one length; none counted yet.
-fn bounds(all: &Gathered, elements: usize, parts: usize) -> Vec<(Vec<Range<usize>>, usize)> {
+async fn bounds(all: &Gathered, elements: usize, parts: usize, pace: &Pace) -> Vec<Bounds> {
     let (indices, size) = (Indices::of(all), all.size());
     let mut samples = Vec::new();
     if parts > 1 {
@@ -90,6 +129,8 @@ fn bounds(all: &Gathered, elements: usize, parts: usize) -> Vec<(Vec<Range<usize
         samples.sort_unstable_by(|&a, &b| indices.compare(a, b));
     }
     let mut starts = vec![0; size];
+    // In which a rank's end of a part is found, at most.
+    let steps = (usize::BITS - elements.leading_zeros()) as usize;
     let mut list = Vec::with_capacity(parts);
     for part in 1..=parts {
         let cut = if part < parts { samples.get(part * samples.len() / parts) } else { None };
@@ -103,6 +144,7 @@ fn bounds(all: &Gathered, elements: usize, parts: usize) -> Vec<(Vec<Range<usize
         let ranges = starts.iter().zip(&ends).map(|(start, end)| *start..*end).collect();
         list.push((ranges, 0));
         starts = ends;
+        pace.spend(size * steps * ELEMENT_BYTES).await;
     }
     list
 }

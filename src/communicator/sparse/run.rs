@@ -1,11 +1,12 @@
-//! The operation: one turn of its group, a load if need be, two exchanges.
+//! The operation: one turn of its group, a load if need be, exchanges, and what this rank does by itself between them.
 
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use super::memory::{Pool, Words};
-use super::merge::Union;
+use super::merge::{Union, combined};
 use super::order::Order;
+use super::pace::{self, Chore, Pace, STRETCH};
 use super::shards::{self, Shards};
 use super::tensor::{self, Gathered, Shape, Tensor};
 use crate::collective::checked::Checked;
@@ -15,7 +16,7 @@ use crate::communicator::calls::exchange_directly;
 use crate::communicator::plans::{Planned, Plans, Seat, planned};
 use crate::deadline::Deadline;
 use crate::engine::direct::{Direct, DirectRun, Job, Path};
-use crate::engine::endpoint::Through;
+use crate::engine::endpoint::{Endpoint, Through};
 use crate::engine::executor::{Plan, Run};
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Completion, Operation};
@@ -101,6 +102,11 @@ impl Source {
         Source { indices: (indices, numbers), values: (values, bytes), keeper: Keeper::Load(load) }
     }
 
+    /// Whether they come from a device.
+    fn is_loaded(&self) -> bool {
+        matches!(self.keeper, Keeper::Load(_))
+    }
+
     fn is_here(&self) -> Result<bool> {
         match &self.keeper {
             Keeper::Load(load) => load.is_complete(),
@@ -138,11 +144,16 @@ impl Source {
 pub(super) struct SparseRun {
     part: Part,
     turn: Turn,
+    /// Whether this rank's elements come from a device.
+    loads: bool,
     /// The exchange under way, between memory that the stage holds,
     exchange: Option<Box<dyn Operation>>,
     /// and its number among those of the call.
     round: u32,
     stage: Stage,
+    pace: Arc<Pace>,
+    /// Whether the last look has stopped in the middle of what this rank does by itself.
+    at_work: bool,
 }
 
 enum Stage {
@@ -150,6 +161,17 @@ enum Stage {
     Load {
         source: Source,
         counting: Box<Counting>,
+    },
+    /// This rank does something by itself,
+    Work {
+        chore: Chore<Made>,
+        /// for a person who wants to know what takes so long.
+        what: &'static str,
+    },
+    /// and has done it.
+    Made {
+        made: Made,
+        what: &'static str,
     },
     /// What each rank tells of its elements comes in.
     Count {
@@ -191,82 +213,228 @@ enum Stage {
     Over,
 }
 
+const SORTS: &str = "its elements are still being sorted";
+const PACKS: &str = "its elements are still being packed";
+const MERGES: &str = "the ranks' elements are still being merged";
+
+/// What work of this rank alone comes to.
+enum Made {
+    /// Its elements' order is found, and the words are those that it tells of them.
+    Order { source: Source, counting: Box<Counting>, order: Order },
+    /// Its elements are in their place among those of all.
+    Given { all: Gathered },
+    /// Its elements are in their place for the ranks that get them: so many for each.
+    Dealt { told: Vec<u64>, shards: Gathered },
+    /// It is known what its part comes to.
+    United { all: Gathered, union: Union },
+    /// Its part is in its place in the result.
+    Merged { tensor: Tensor, indices: Words, nnz: Vec<u64> },
+    /// The indices of all parts are in the result.
+    Indexed { tensor: Tensor, nnz: Vec<u64> },
+    /// The result is there.
+    Result(Tensor),
+}
+
+/// What such work takes.
+struct Tools {
+    shape: Shape,
+    reducer: Reducer,
+    rank: usize,
+    pool: Arc<Pool>,
+    endpoint: Arc<Endpoint>,
+    pace: Arc<Pace>,
+}
+
+impl Tools {
+    /// This rank's elements are there: finds their order, and what to tell of them.
+    async fn sort(self, source: Source, mut counting: Box<Counting>) -> Result<Made> {
+        let dims = self.shape.dims;
+        // SAFETY: they are here; the caller's memory outlives a call that borrows it.
+        let (indices, _) = unsafe { source.lists() };
+        let order = Order::of(indices, dims, &self.pool, &self.pace).await?;
+        let words = shards::words(&order, &indices[..indices.len() / dims], &self.pace).await;
+        counting.words.as_chunks_mut().0[self.rank] = words;
+        Ok(Made::Order { source, counting, order })
+    }
+
+    /// All elements are to be gathered, so many of each rank: puts this rank's in their place.
+    async fn give(self, nnz: Vec<u64>, source: Source, order: Order) -> Result<Made> {
+        let mut all = Gathered::new(&self.shape, &nnz, &self.pool)?;
+        // SAFETY: as in `sort`.
+        let lists = unsafe { source.lists() };
+        let ranks = self.rank..self.rank + 1;
+        all.put(ranks, lists, &order, &self.reducer, &*self.endpoint, &self.pace).await?;
+        Ok(Made::Given { all })
+    }
+
+    /// Each rank is to get the elements of its part: puts this rank's in their place for those.
+    async fn deal(self, parts: Shards, source: Source, order: Order) -> Result<Made> {
+        // SAFETY: as in `sort`.
+        let lists = unsafe { source.lists() };
+        let leading = &lists.0[..lists.0.len() / self.shape.dims];
+        let told = parts.lengths(&order, leading, &self.pace).await;
+        let mut shards = Gathered::new(&self.shape, &told, &self.pool)?;
+        shards.put(0..told.len(), lists, &order, &self.reducer, &*self.endpoint, &self.pace).await?;
+        Ok(Made::Dealt { told, shards })
+    }
+
+    /// All elements are there: they come to the result.
+    async fn combine(self, all: Gathered) -> Result<Made> {
+        combined(&all, &self.reducer, &self.pool, &*self.endpoint, &self.pace).await.map(Made::Result)
+    }
+
+    /// All elements of this rank's part are there: how many different ones?
+    async fn unite(self, all: Gathered) -> Result<Made> {
+        let union = Union::of(&all, &*self.endpoint, &self.pace).await?;
+        Ok(Made::United { all, union })
+    }
+
+    /// It is known where each part goes in the result: this rank's is merged there.
+    async fn merge(self, all: Gathered, union: Union, nnz: Vec<u64>) -> Result<Made> {
+        let Shape { dims, block, dtype } = self.shape;
+        let add = |total: u64, nnz: &u64| total.checked_add(*nnz);
+        let Some(total) = nnz.iter().try_fold(0, add) else { return Err(tensor::too_large(usize::MAX)) };
+        let total = usize::try_from(total).unwrap_or(usize::MAX);
+        let mut tensor = Tensor::new(&self.shape, total, &self.pool)?;
+        let (before, own) = (nnz[..self.rank].iter().sum::<u64>() as usize, nnz[self.rank] as usize);
+        let mut indices = self.pool.take(tensor.indices().len())?;
+        let row = block * dtype.size();
+        let (_, values) = tensor.parts_mut();
+        let values = &mut values[before * row..][..own * row];
+        let numbers = &mut indices.words_mut()[before * dims..][..own * dims];
+        let place = (numbers, values);
+        union.write(&all, &self.reducer, place, &self.pool, &*self.endpoint, &self.pace).await?;
+        Ok(Made::Merged { tensor, indices, nnz })
+    }
+
+    /// All parts' indices are there: brings them to their place in the result.
+    async fn index(self, mut tensor: Tensor, indices: Words, nnz: Vec<u64>) -> Result<Made> {
+        let (all, dims) = (tensor.nnz, self.shape.dims);
+        let (numbers, _) = tensor.parts_mut();
+        let (mut from, mut at) = (indices.words(), 0);
+        for &nnz in &nnz {
+            let nnz = nnz as usize;
+            if nnz == 0 {
+                // There may be more dims than one would count.
+                continue;
+            }
+            for dim in 0..dims {
+                let (here, rest) = from.split_at(nnz);
+                let there = &mut numbers[dim * all + at..][..nnz];
+                for (to, from) in there.chunks_mut(STRETCH).zip(here.chunks(STRETCH)) {
+                    to.copy_from_slice(from);
+                    self.pace.spend(2 * size_of_val(from)).await;
+                }
+                from = rest;
+            }
+            at += nnz;
+        }
+        Ok(Made::Indexed { tensor, nnz })
+    }
+}
+
 impl SparseRun {
     /// The operation for `turn`. `counting` was made for `part`.
     pub(super) fn new(turn: &Turn, part: Part, counting: Counting, source: Source) -> SparseRun {
+        let loads = source.is_loaded();
         let stage = Stage::Load { source, counting: Box::new(counting) };
-        SparseRun { part, turn: *turn, exchange: None, round: 0, stage }
+        let pace = Arc::new(Pace::of_looks());
+        SparseRun { part, turn: *turn, loads, exchange: None, round: 0, stage, pace, at_work: false }
     }
 
     /// Goes on, once what the stage waits for has come.
     fn go_on(&mut self, group: &Group) -> Result<()> {
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Load { source, counting } => self.count(group, source, *counting),
+        let tools = || Tools {
+            shape: self.part.shape,
+            reducer: self.part.reducer,
+            rank: self.part.seat.rank as usize,
+            pool: self.part.pool.clone(),
+            endpoint: group.endpoint().clone(),
+            pace: self.pace.clone(),
+        };
+        let work = |what: &'static str, chore: Chore<Made>| Stage::Work { chore, what };
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Load { source, counting } => work(SORTS, Box::pin(tools().sort(source, counting))),
             Stage::Count { words, source, order } => match Shards::of(&words, &self.part.shape) {
-                Some(shards) => self.deal(group, &shards, &source, &order),
-                None => self.gather(group, &words, &source, &order),
+                Some(parts) => work(PACKS, Box::pin(tools().deal(parts, source, order))),
+                None => {
+                    let nnz = words.iter().step_by(shards::WORDS).copied().collect();
+                    work(PACKS, Box::pin(tools().give(nnz, source, order)))
+                }
             },
-            Stage::Gather { all } => {
-                let Part { shape, reducer, pool, .. } = &self.part;
-                let team = &**group.endpoint();
-                let union = Union::of(&all, team)?;
-                let mut tensor = Tensor::new(shape, union.nnz(), pool)?;
-                union.write(&all, reducer, tensor.parts_mut(), pool, team)?;
-                self.end(tensor)
+            Stage::Gather { all } => work(MERGES, Box::pin(tools().combine(all))),
+            Stage::Deal { nnz, shards, .. } => return self.swap(group, &nnz, shards),
+            Stage::Swap { all, .. } => work(MERGES, Box::pin(tools().unite(all))),
+            Stage::Size { all, union, nnz } => work(MERGES, Box::pin(tools().merge(all, union, nnz))),
+            Stage::Indices { tensor, indices, nnz } => {
+                work(MERGES, Box::pin(tools().index(tensor, indices, nnz)))
             }
-            Stage::Deal { nnz, shards, .. } => self.swap(group, &nnz, shards),
-            Stage::Swap { all, .. } => self.size(group, all),
-            Stage::Size { all, union, nnz } => self.merge(group, &all, &union, nnz),
-            Stage::Indices { tensor, indices, nnz } => self.values(group, tensor, &indices, &nnz),
-            Stage::Values { tensor } => self.end(tensor),
-            Stage::Over => Ok(()),
-        }
-    }
-
-    /// This rank's elements are there: all tell of theirs.
-    fn count(&mut self, group: &Group, source: Source, counting: Counting) -> Result<()> {
-        let Part { shape, pool, seat, .. } = &self.part;
-        // SAFETY: they are here; the caller's memory outlives a call that borrows it.
-        let (indices, _) = unsafe { source.lists() };
-        let order = Order::of(indices, shape.dims, pool)?;
-        let Counting { mut words, exchange } = counting;
-        let leading = &indices[..indices.len() / shape.dims];
-        words.as_chunks_mut().0[seat.rank as usize] = shards::words(&order, leading);
-        self.stage = Stage::Count { words, source, order };
-        // SAFETY: the words are what it was made of.
-        unsafe { self.begin(group, exchange) };
+            Stage::Values { tensor } => return self.end(tensor),
+            Stage::Work { mut chore, what } => {
+                #[cfg(test)]
+                self.part.pool.probe.note();
+                match pace::look(chore.as_mut()) {
+                    Poll::Ready(made) => Stage::Made { made: made?, what },
+                    Poll::Pending => {
+                        self.at_work = true;
+                        Stage::Work { chore, what }
+                    }
+                }
+            }
+            Stage::Made { made: Made::Result(tensor), .. } => return self.end(tensor),
+            // One that its own work has made late begins nothing more: it would seem to wait for other ranks.
+            Stage::Made { made, what } if self.turn.deadline.expired() => {
+                self.at_work = true;
+                Stage::Made { made, what }
+            }
+            Stage::Made { made, .. } => return self.follow(group, made),
+            Stage::Over => Stage::Over,
+        };
         Ok(())
     }
 
-    /// All elements are to be gathered next.
-    fn gather(&mut self, group: &Group, words: &[u64], source: &Source, order: &Order) -> Result<()> {
-        let Part { shape, reducer, seat, pool, .. } = &self.part;
-        let nnz: Vec<u64> = words.iter().step_by(shards::WORDS).copied().collect();
-        let mut all = Gathered::new(shape, &nnz, pool)?;
-        let rank = seat.rank as usize;
-        // SAFETY: as in `count`.
-        all.put(rank..rank + 1, unsafe { source.lists() }, order, reducer, &**group.endpoint())?;
-        let exchange = self.gathering(group, all.address(), all.counts(), DataType::U64)?;
-        self.stage = Stage::Gather { all };
-        // SAFETY: the stage holds what it was made of, here and below.
-        unsafe { self.begin(group, exchange) };
-        Ok(())
-    }
-
-    /// Each rank is to get the elements of its part: all tell it how many they have for it.
-    fn deal(&mut self, group: &Group, parts: &Shards, source: &Source, order: &Order) -> Result<()> {
-        let Part { shape, reducer, pool, .. } = &self.part;
-        // SAFETY: as in `count`.
-        let lists = unsafe { source.lists() };
-        let mine = parts.lengths(order, &lists.0[..lists.0.len() / shape.dims]);
-        let mut shards = Gathered::new(shape, &mine, pool)?;
-        shards.put(0..mine.len(), lists, order, reducer, &**group.endpoint())?;
-        let mut nnz = vec![0; mine.len()];
-        let counts = Counts::Uniform(1);
-        let request = swapping(mine.as_ptr().cast(), nnz.as_mut_ptr().cast(), counts);
-        let exchange = Exchange::new(group, &self.part, &request, |checked| self.plan(checked))?;
-        self.stage = Stage::Deal { _told: mine, nnz, shards };
-        // SAFETY: as above.
+    /// This rank has done its work: what comes of it is exchanged.
+    fn follow(&mut self, group: &Group, made: Made) -> Result<()> {
+        let (stage, exchange) = match made {
+            Made::Order { source, counting, order } => {
+                let Counting { words, exchange } = *counting;
+                (Stage::Count { words, source, order }, exchange)
+            }
+            Made::Given { mut all } => {
+                let exchange = self.gathering(group, all.address(), all.counts(), DataType::U64)?;
+                (Stage::Gather { all }, exchange)
+            }
+            Made::Dealt { told, shards } => {
+                let mut nnz = vec![0; told.len()];
+                let counts = Counts::Uniform(1);
+                let request = swapping(told.as_ptr().cast(), nnz.as_mut_ptr().cast(), counts);
+                let exchange = Exchange::new(group, &self.part, &request, |checked| self.plan(checked))?;
+                (Stage::Deal { _told: told, nnz, shards }, exchange)
+            }
+            Made::United { all, union } => {
+                let mut nnz = vec![0; all.size()];
+                nnz[self.part.seat.rank as usize] = union.nnz() as u64;
+                let counts = vec![1; nnz.len()];
+                let exchange = self.gathering(group, nnz.as_mut_ptr().cast(), counts, DataType::U64)?;
+                (Stage::Size { all, union, nnz }, exchange)
+            }
+            Made::Merged { tensor, mut indices, nnz } => {
+                let dims = self.part.shape.dims as u64;
+                let counts = nnz.iter().map(|nnz| nnz * dims).collect();
+                let exchange = self.gathering(group, indices.address(), counts, DataType::U64)?;
+                (Stage::Indices { tensor, indices, nnz }, exchange)
+            }
+            Made::Indexed { mut tensor, nnz } => {
+                let Shape { block, dtype, .. } = self.part.shape;
+                let row = (block * dtype.size()) as u64;
+                let counts = nnz.iter().map(|nnz| nnz * row).collect();
+                let exchange = self.gathering(group, tensor.address(), counts, DataType::U8)?;
+                (Stage::Values { tensor }, exchange)
+            }
+            Made::Result(tensor) => return self.end(tensor),
+        };
+        self.stage = stage;
+        // SAFETY: the stage holds the memory that the exchange was made of.
         unsafe { self.begin(group, exchange) };
         Ok(())
     }
@@ -279,65 +447,7 @@ impl SparseRun {
         let request = swapping(shards.address().cast_const(), all.address(), counts);
         let exchange = Exchange::new(group, &self.part, &request, |checked| self.plan(checked))?;
         self.stage = Stage::Swap { _shards: shards, all };
-        // SAFETY: as above.
-        unsafe { self.begin(group, exchange) };
-        Ok(())
-    }
-
-    /// This rank's part is there: all tell how many elements theirs come to.
-    fn size(&mut self, group: &Group, all: Gathered) -> Result<()> {
-        let union = Union::of(&all, &**group.endpoint())?;
-        let mut nnz = vec![0; all.size()];
-        nnz[self.part.seat.rank as usize] = union.nnz() as u64;
-        let counts = vec![1; nnz.len()];
-        let exchange = self.gathering(group, nnz.as_mut_ptr().cast(), counts, DataType::U64)?;
-        self.stage = Stage::Size { all, union, nnz };
-        // SAFETY: as above.
-        unsafe { self.begin(group, exchange) };
-        Ok(())
-    }
-
-    /// It is known where each part goes in the result: this rank's is merged there, and all give theirs to all.
-    fn merge(&mut self, group: &Group, all: &Gathered, union: &Union, nnz: Vec<u64>) -> Result<()> {
-        let Part { shape, reducer, seat, pool, .. } = &self.part;
-        let add = |total: u64, nnz: &u64| total.checked_add(*nnz);
-        let Some(total) = nnz.iter().try_fold(0, add) else { return Err(tensor::too_large(usize::MAX)) };
-        let mut tensor = Tensor::new(shape, usize::try_from(total).unwrap_or(usize::MAX), pool)?;
-        let rank = seat.rank as usize;
-        let (before, own) = (nnz[..rank].iter().sum::<u64>() as usize, nnz[rank] as usize);
-        let mut indices = pool.take(tensor.indices().len())?;
-        let row = shape.block * shape.dtype.size();
-        let (_, values) = tensor.parts_mut();
-        let values = &mut values[before * row..][..own * row];
-        let numbers = &mut indices.words_mut()[before * shape.dims..][..own * shape.dims];
-        union.write(all, reducer, (numbers, values), pool, &**group.endpoint())?;
-        let counts = nnz.iter().map(|nnz| nnz * shape.dims as u64).collect();
-        let exchange = self.gathering(group, indices.address(), counts, DataType::U64)?;
-        self.stage = Stage::Indices { tensor, indices, nnz };
-        // SAFETY: as above.
-        unsafe { self.begin(group, exchange) };
-        Ok(())
-    }
-
-    /// All indices are there; the values come next.
-    fn values(&mut self, group: &Group, mut tensor: Tensor, indices: &Words, nnz: &[u64]) -> Result<()> {
-        let Shape { dims, block, dtype } = self.part.shape;
-        let all = tensor.nnz;
-        let (numbers, _) = tensor.parts_mut();
-        let (mut from, mut at) = (indices.words(), 0);
-        for nnz in nnz.iter().map(|&nnz| nnz as usize).filter(|&nnz| nnz > 0) {
-            for dim in 0..dims {
-                let (here, rest) = from.split_at(nnz);
-                numbers[dim * all + at..][..nnz].copy_from_slice(here);
-                from = rest;
-            }
-            at += nnz;
-        }
-        let row = (block * dtype.size()) as u64;
-        let counts = nnz.iter().map(|nnz| nnz * row).collect();
-        let exchange = self.gathering(group, tensor.address(), counts, DataType::U8)?;
-        self.stage = Stage::Values { tensor };
-        // SAFETY: as above.
+        // SAFETY: as in `follow`.
         unsafe { self.begin(group, exchange) };
         Ok(())
     }
@@ -372,6 +482,8 @@ impl SparseRun {
 
 impl Operation for SparseRun {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        self.at_work = false;
+        self.pace.renew();
         loop {
             if let Some(exchange) = &mut self.exchange {
                 match exchange.advance(group) {
@@ -388,8 +500,10 @@ impl Operation for SparseRun {
                 Stage::Over => return Poll::Ready(Ok(Completion::default())),
                 _ => {}
             }
-            if let Err(error) = self.go_on(group) {
-                return Poll::Ready(Err(error));
+            match self.go_on(group) {
+                Ok(()) if self.at_work => return Poll::Pending,
+                Ok(()) => {}
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
     }
@@ -405,12 +519,23 @@ impl Operation for SparseRun {
     }
 
     fn is_at_work(&self) -> bool {
-        self.exchange.as_ref().is_some_and(|exchange| exchange.is_at_work())
+        self.at_work || self.exchange.as_ref().is_some_and(|exchange| exchange.is_at_work())
     }
 
     fn through(&self) -> Through {
-        // Asked when it begins: the tensor may be on its way from a device.
-        self.exchange.as_ref().map_or(Through::Device, |exchange| exchange.through())
+        if self.loads { Through::Device } else { Through::Messages }
+    }
+
+    fn asks_driver(&self) -> bool {
+        self.loads && matches!(self.stage, Stage::Load { .. })
+    }
+
+    fn standing(&self) -> Option<String> {
+        match (&self.exchange, &self.stage) {
+            (Some(exchange), _) => exchange.standing(),
+            (None, Stage::Work { what, .. } | Stage::Made { what, .. }) => Some((*what).to_owned()),
+            (None, _) => None,
+        }
     }
 }
 

@@ -2,9 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::ops::ControlFlow;
-
-use super::order::Order;
+use super::order::{Groups, Order};
+use super::pace::{Pace, STRETCH};
 use super::tensor::Shape;
 
 /// Leading coordinates that each rank tells of, of elements that are evenly far apart.
@@ -15,6 +14,9 @@ pub(super) const WORDS: usize = 1 + SAMPLES;
 
 /// Below this many bytes of all ranks together, four more rounds take longer than what they save.
 const WORTHWHILE: usize = 1024 * 1024;
+
+/// What an element counts whose leading coordinate is looked up, somewhere in memory if the elements are not in order.
+const SHOWN_BYTES: usize = 32;
 
 /// Two ranks would send as many bytes either way.
 const FEWEST: usize = 3;
@@ -66,38 +68,46 @@ impl Shards {
     }
 
     /// How many of a rank's different elements belong to each part.
-    pub(super) fn lengths(&self, order: &Order, leading: &[i64]) -> Vec<u64> {
-        let mut lengths = vec![0; self.starts.len() + 1];
-        let mut shard = 0;
-        let _ = order.each(leading, |number| {
-            while self.starts.get(shard).is_some_and(|start| *start <= number) {
-                shard += 1;
-            }
-            lengths[shard] += 1;
-            ControlFlow::Continue(())
-        });
+    pub(super) async fn lengths(&self, order: &Order, leading: &[i64], pace: &Pace) -> Vec<u64> {
+        let (mut lengths, mut shard, mut groups) = (vec![0; self.starts.len() + 1], 0, order.groups());
+        while self.count(&mut groups, leading, &mut shard, &mut lengths) {
+            pace.spend(STRETCH * SHOWN_BYTES).await;
+        }
         lengths
+    }
+
+    /// Counts the next elements, of which the first belongs to the part `shard` or to one behind it. Whether there were any.
+    fn count(
+        &self,
+        groups: &mut Groups<'_>,
+        leading: &[i64],
+        shard: &mut usize,
+        lengths: &mut [u64],
+    ) -> bool {
+        let mut at = *shard;
+        let any = groups.show(leading, |number| {
+            while self.starts.get(at).is_some_and(|start| *start <= number) {
+                at += 1;
+            }
+            lengths[at] += 1;
+        });
+        *shard = at;
+        any
     }
 }
 
 /// What a rank tells of its elements, of which `leading` are the first coordinates as they were given.
-pub(super) fn words(order: &Order, leading: &[i64]) -> [u64; WORDS] {
+pub(super) async fn words(order: &Order, leading: &[i64], pace: &Pace) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     words[0] = order.different as u64;
     let (step, count) = sampled(words[0]);
-    let (mut at, mut next, mut taken) = (0, step / 2, 0);
-    let _ = order.each(leading, |number| {
-        if taken == count {
-            return ControlFlow::Break(());
-        }
-        if at == next {
-            taken += 1;
-            words[taken] = number.cast_unsigned();
-            next += step;
-        }
-        at += 1;
-        ControlFlow::Continue(())
-    });
+    let (mut groups, mut ahead) = (order.groups(), step / 2);
+    for sample in &mut words[1..=count] {
+        groups.skip(ahead as usize, pace).await;
+        let Some(place) = groups.first() else { break };
+        *sample = leading[place].cast_unsigned();
+        ahead = step;
+    }
     words
 }
 
@@ -114,15 +124,24 @@ mod tests {
 
     use super::*;
     use crate::communicator::sparse::memory::Pool;
+    use crate::communicator::sparse::pace::{LOOK_BYTES, at_once, in_looks};
     use crate::reduce::DataType;
 
     fn order(list: &[i64]) -> Order {
-        Order::of(list, 1, &Arc::new(Pool::default())).expect("memory")
+        at_once(Order::of(list, 1, &Arc::new(Pool::default()), &Pace::free())).expect("memory")
+    }
+
+    fn words(list: &[i64]) -> [u64; WORDS] {
+        at_once(super::words(&order(list), list, &Pace::free()))
+    }
+
+    fn lengths_of(shards: &Shards, list: &[i64]) -> Vec<u64> {
+        at_once(shards.lengths(&order(list), list, &Pace::free()))
     }
 
     /// The words of all ranks.
     fn told(lists: &[Vec<i64>]) -> Vec<u64> {
-        lists.iter().flat_map(|list| words(&order(list), list)).collect()
+        lists.iter().flat_map(|list| words(list)).collect()
     }
 
     #[test]
@@ -141,7 +160,7 @@ mod tests {
             let shards = Shards::between(told(&lists).as_chunks().0);
             let mut lengths = vec![0; size as usize];
             for list in &lists {
-                let list = shards.lengths(&order(list), list);
+                let list = lengths_of(&shards, list);
                 lengths.iter_mut().zip(list).for_each(|(all, more)| *all += more);
             }
             let fair: u64 = lists.iter().map(|list| list.len() as u64).sum::<u64>() / size as u64;
@@ -161,8 +180,7 @@ mod tests {
             assert_eq!(shards.starts.len(), 2);
             assert!(shards.starts.is_sorted());
             for list in &lists {
-                let order = order(list);
-                assert_eq!(shards.lengths(&order, list).iter().sum::<u64>(), order.different as u64);
+                assert_eq!(lengths_of(&shards, list).iter().sum::<u64>(), order(list).different as u64);
             }
         }
     }
@@ -171,13 +189,25 @@ mod tests {
     fn samples_are_as_many_as_are_told() {
         for nnz in (0..200).chain([1000, 4095, 4096, 4097]) {
             let list: Vec<i64> = (1..nnz + 1).collect();
-            let words = words(&order(&list), &list);
+            let words = words(&list);
             let (_, count) = sampled(words[0]);
             assert_eq!((words[0], count), (nnz as u64, count.min(nnz as usize)));
             assert!(words[1..=count].iter().all(|&sample| sample != 0), "{nnz}: {words:?}");
             assert!(words[1 + count..].iter().all(|&none| none == 0), "{nnz}: {words:?}");
             assert!(count > 0 || nnz == 0);
         }
+    }
+
+    #[test]
+    fn an_index_that_has_many_elements_is_gone_through_in_many_looks() {
+        const NNZ: usize = 200_000;
+        let list = vec![7_i64; NNZ];
+        let (order, pace) = (order(&list), Pace::of_looks());
+        let shards = Shards::between(told(&[vec![5], vec![6], vec![8]]).as_chunks().0);
+        let (lengths, looks) = in_looks(&pace, shards.lengths(&order, &list, &pace));
+        assert_eq!(lengths.iter().sum::<u64>(), 1);
+        // Half of what the bytes ask for.
+        assert!(looks >= NNZ * SHOWN_BYTES / LOOK_BYTES / 2, "{looks} looks");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::memory::{self, Pool, Words};
 use super::order::{Group, Groups, Order};
-use crate::engine::joint::{Team, share};
+use super::pace::{ELEMENT_BYTES, LOOK_BYTES, Pace};
+use crate::engine::joint::Team;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operand, Reducer, Representation};
 
@@ -63,6 +64,18 @@ impl Shape {
     pub(super) fn accumulator_bytes(&self) -> usize {
         self.block * self.dtype.accumulator().size()
     }
+
+    /// Bytes that whoever puts or merges elements goes through for each.
+    pub(super) fn element_bytes(&self) -> usize {
+        self.accumulator_bytes().saturating_add(self.dims.saturating_mul(8)).max(ELEMENT_BYTES)
+    }
+
+    /// How many elements of one index are combined at a time where it has too many for one look. A power of two, so the
+    /// canonical tree has a node over each so many of them.
+    fn portion(&self) -> usize {
+        let fitting = PIECE.min(LOOK_BYTES) / self.element_bytes();
+        1 << fitting.max(2).ilog2()
+    }
 }
 
 /// The elements of all ranks, one rank's after the other's: each sorted by index, each index once. `dims` × `nnz`
@@ -73,6 +86,7 @@ pub(super) struct Gathered {
     words: Words,
     /// For each rank, its first word and its nnz.
     ranks: Vec<(usize, usize)>,
+    pool: Arc<Pool>,
 }
 
 impl Gathered {
@@ -85,7 +99,7 @@ impl Gathered {
             ranks.push((end, nnz));
             end = shape.words(nnz).and_then(|words| end.checked_add(words)).ok_or_else(|| too_large(nnz))?;
         }
-        Ok(Gathered { shape: *shape, words: pool.take(end)?, ranks })
+        Ok(Gathered { shape: *shape, words: pool.take(end)?, ranks, pool: pool.clone() })
     }
 
     /// How many words there are of each rank.
@@ -97,23 +111,28 @@ impl Gathered {
     /// Puts elements in the places of `ranks`, one rank after the other, duplicates combined in the order they were given.
     /// Both lists are of one number of elements; `order` is that of the indices, and has as many different ones as `new` was
     /// told for these ranks.
-    pub(super) fn put(
+    pub(super) async fn put(
         &mut self,
         ranks: Range<usize>,
         given: (&[i64], &[u8]),
         order: &Order,
         reducer: &Reducer,
-        team: &dyn Team,
+        team: &(dyn Team + Sync),
+        pace: &Pace,
     ) -> Result<()> {
         let (shape, places) = (self.shape, &self.ranks[ranks]);
         let room: usize = places.iter().map(|(_, nnz)| nnz).sum();
         assert_eq!(room, order.different, "the order is of other elements");
         let bytes = shape.accumulator_bytes();
+        // Elements as they were given, duplicates among them: all of those are gone through.
         let each = PIECE / bytes.min(PIECE);
         let mut words = &mut self.words.words_mut()[places.first().map_or(0, |(first, _)| *first)..];
-        let (mut groups, mut tasks) = (order.groups(), Vec::new());
-        // Of none there may be more dims than one would count.
-        for &(_, nnz) in places.iter().filter(|(_, nnz)| *nnz > 0) {
+        let (mut groups, mut tasks, mut long) = (order.groups(), Vec::new(), Vec::new());
+        for &(_, nnz) in places {
+            if nnz == 0 {
+                // There may be more dims than one would count.
+                continue;
+            }
             let (numbers, rest) = words.split_at_mut(nnz * shape.dims);
             let (values, rest) = rest.split_at_mut((nnz * bytes).div_ceil(8));
             if let Some(last) = values.last_mut() {
@@ -121,19 +140,31 @@ impl Gathered {
                 *last = 0;
             }
             words = rest;
-            let mut lists: Vec<_> = numbers.chunks_exact_mut(nnz).map(|list| list.chunks_mut(each)).collect();
-            let values = &mut memory::bytes_mut(values)[..nnz * bytes];
-            for values in values.chunks_mut(each * bytes) {
-                let count = values.len() / bytes;
-                let coordinates = lists.iter_mut().filter_map(Iterator::next).collect();
-                tasks.push(Piece { coordinates, values, groups: groups.clone() });
-                groups.skip(count);
+            let mut lists: Vec<&mut [u64]> = numbers.chunks_exact_mut(nnz).collect();
+            let mut values = &mut memory::bytes_mut(values)[..nnz * bytes];
+            let mut left = nnz;
+            while let Some((groups, count)) = groups.cut(left, each, pace).await {
+                left -= count;
+                let coordinates = lists.iter_mut().filter_map(|list| list.split_off_mut(..count)).collect();
+                let values = values.split_off_mut(..count * bytes).unwrap_or_default();
+                let goes_through = groups.elements().saturating_mul(shape.element_bytes());
+                match groups.places().filter(|places| count == 1 && places.len() > shape.portion()) {
+                    Some(places) if goes_through > LOOK_BYTES => {
+                        long.push(Long { coordinates, values, places });
+                    }
+                    _ => tasks.push((Piece { coordinates, values, groups }, goes_through)),
+                }
             }
         }
-        share(team, tasks, |piece| {
+        let put = |piece: Piece<'_>| {
             piece.put(&shape, given, reducer);
             Ok(())
-        })
+        };
+        pace.share(team, tasks, put).await?;
+        for long in long {
+            long.put(&shape, given, reducer, &self.pool, team, pace).await?;
+        }
+        Ok(())
     }
 
     /// Where the words lie.
@@ -173,7 +204,7 @@ struct Piece<'a> {
     /// By dim.
     coordinates: Vec<&'a mut [u64]>,
     values: &'a mut [u8],
-    /// From the first of them on.
+    /// Where they are.
     groups: Groups<'a>,
 }
 
@@ -216,6 +247,106 @@ impl Piece<'_> {
             }
             out = rest;
         }
+    }
+}
+
+/// Elements of one index on their way to their place, too many for one look.
+struct Long<'a> {
+    /// By dim, room for one.
+    coordinates: Vec<&'a mut [u64]>,
+    values: &'a mut [u8],
+    /// Where they are, masked by [`Group::place`].
+    places: &'a [u64],
+}
+
+impl Long<'_> {
+    /// Combines portions of them, then what these come to, likewise. All of that are nodes of the canonical tree, so the bits
+    /// are those of one fold.
+    async fn put(
+        self,
+        shape: &Shape,
+        (indices, values): (&[i64], &[u8]),
+        reducer: &Reducer,
+        pool: &Arc<Pool>,
+        team: &(dyn Team + Sync),
+        pace: &Pace,
+    ) -> Result<()> {
+        let Long { coordinates, values: out, places } = self;
+        let given = indices.len() / shape.dims;
+        for (to, from) in coordinates.into_iter().zip(indices.chunks_exact(given)) {
+            to[0] = from[Group::place(places[0])].cast_unsigned();
+        }
+        let mut count = places.len();
+        let mut blocks =
+            Blocks { bytes: values, representation: Representation::Element, places: Some(places) };
+        let mut sums: Words;
+        while count > shape.portion() {
+            let next = blocks.portions(count, shape, reducer, pool, team, pace).await?;
+            count = count.div_ceil(shape.portion());
+            sums = next;
+            blocks =
+                Blocks { bytes: sums.bytes(), representation: Representation::Accumulator, places: None };
+        }
+        blocks.fold(0..count, shape, reducer, out);
+        pace.spend(count.saturating_mul(shape.element_bytes())).await;
+        Ok(())
+    }
+}
+
+/// Blocks of values, of which some are combined into one.
+#[derive(Clone, Copy)]
+struct Blocks<'a> {
+    bytes: &'a [u8],
+    representation: Representation,
+    /// Which ones, masked by [`Group::place`]. `None`: one after the other, from the first on.
+    places: Option<&'a [u64]>,
+}
+
+impl Blocks<'_> {
+    /// Combines some of them into the accumulators of one.
+    fn fold(&self, range: Range<usize>, shape: &Shape, reducer: &Reducer, out: &mut [u8]) {
+        let position = match self.representation {
+            Representation::Element => shape.dtype,
+            Representation::Accumulator => shape.dtype.accumulator(),
+        };
+        let bytes = shape.block * position.size();
+        let operand = |at: usize| {
+            let block = self.places.map_or(at, |places| Group::place(places[at]));
+            let address = self.bytes[block * bytes..][..bytes].as_ptr();
+            Operand { address, representation: self.representation, scale: 1.0 }
+        };
+        let operands: Vec<Operand> = range.map(operand).collect();
+        let out = &mut out[..shape.accumulator_bytes()];
+        // SAFETY: the slices that the addresses come from hold a block each, `out` holds the accumulators of one and overlaps
+        // none of them, and all are borrowed until here.
+        unsafe { reducer.fold(&operands, out.as_mut_ptr(), Representation::Accumulator, shape.block) };
+    }
+
+    /// What the first `count` of them come to, a portion at a time: the accumulators of each, one after the other.
+    async fn portions(
+        &self,
+        count: usize,
+        shape: &Shape,
+        reducer: &Reducer,
+        pool: &Arc<Pool>,
+        team: &(dyn Team + Sync),
+        pace: &Pace,
+    ) -> Result<Words> {
+        let (bytes, portion) = (shape.accumulator_bytes(), shape.portion());
+        let all = count.div_ceil(portion).saturating_mul(bytes);
+        let mut sums = pool.take(all.div_ceil(8))?;
+        let mut tasks = Vec::with_capacity(count.div_ceil(portion));
+        for (first, out) in (0..count).step_by(portion).zip(sums.bytes_mut()[..all].chunks_exact_mut(bytes)) {
+            let range = first..count.min(first + portion);
+            let goes_through = range.len().saturating_mul(shape.element_bytes());
+            tasks.push(((range, out), goes_through));
+        }
+        let fold = |(range, out): (Range<usize>, &mut [u8])| {
+            self.fold(range, shape, reducer, out);
+            Ok(())
+        };
+        pace.share(team, tasks, fold).await?;
+        Ok(sums)
     }
 }
 
@@ -274,7 +405,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::communicator::sparse::merge::Union;
+    use crate::communicator::sparse::merge::combined;
+    use crate::communicator::sparse::pace::{at_once, in_looks};
+    use crate::engine::joint::Alone;
     use crate::reduce::Operator;
 
     /// Three threads, each of which does every third part.
@@ -302,11 +435,22 @@ mod tests {
         bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
     }
 
-    fn combine(all: &Gathered, reducer: &Reducer, pool: &Arc<Pool>) -> Tensor {
-        let union = Union::of(all, &Three).unwrap();
-        let mut tensor = Tensor::new(&all.shape, union.nnz(), pool).unwrap();
-        union.write(all, reducer, tensor.parts_mut(), pool, &Three).unwrap();
-        tensor
+    /// What comes of some ranks' lists, if all that is long is done in many looks.
+    fn combine(lists: &[(&[i64], &[u8])], shape: &Shape, reducer: &Reducer, pool: &Arc<Pool>) -> Tensor {
+        at_once(async {
+            let pace = Pace::of_looks();
+            let mut orders = Vec::new();
+            for (indices, _) in lists {
+                orders.push(Order::of(indices, shape.dims, pool, &pace).await?);
+            }
+            let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
+            let mut all = Gathered::new(shape, &nnz, pool)?;
+            for (rank, (list, order)) in lists.iter().zip(&orders).enumerate() {
+                all.put(rank..rank + 1, *list, order, reducer, &Three, &pace).await?;
+            }
+            combined(&all, reducer, pool, &Three, &pace).await
+        })
+        .unwrap()
     }
 
     /// What a group would do, without the messages between its ranks.
@@ -319,15 +463,10 @@ mod tests {
         let size = tensors.len() as u32;
         let reducer = Reducer::new(DataType::F32, operator, size).unwrap();
         let shape = Shape::new(dims, block as u64, DataType::F32).unwrap();
-        let pool = Arc::new(Pool::default());
-        let orders: Vec<Order> =
-            tensors.iter().map(|(indices, _)| Order::of(indices, dims as usize, &pool).unwrap()).collect();
-        let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
-        let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
-        for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
-            all.put(rank..rank + 1, (indices, &bytes(values)), order, &reducer, &Three).unwrap();
-        }
-        let tensor = combine(&all, &reducer, &pool);
+        let values: Vec<Vec<u8>> = tensors.iter().map(|(_, values)| bytes(values)).collect();
+        let lists: Vec<(&[i64], &[u8])> =
+            tensors.iter().zip(&values).map(|((indices, _), values)| (*indices, &values[..])).collect();
+        let tensor = combine(&lists, &shape, &reducer, &Arc::new(Pool::default()));
         (tensor.indices().to_vec(), floats(tensor.values()))
     }
 
@@ -500,14 +639,9 @@ mod tests {
     /// Compares what comes of the ranks' tensors with what comes of them plainly.
     fn check(tensors: &[Lists], shape: &Shape, reducer: &Reducer, pool: &Arc<Pool>) {
         let Shape { dims, block, dtype } = *shape;
-        let orders: Vec<Order> =
-            tensors.iter().map(|(indices, _)| Order::of(indices, dims, pool).unwrap()).collect();
-        let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
-        let mut all = Gathered::new(shape, &nnz, pool).unwrap();
-        for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
-            all.put(rank..rank + 1, (indices, values), order, reducer, &Three).unwrap();
-        }
-        let tensor = combine(&all, reducer, pool);
+        let lists: Vec<(&[i64], &[u8])> =
+            tensors.iter().map(|(indices, values)| (&indices[..], &values[..])).collect();
+        let tensor = combine(&lists, shape, reducer, pool);
         let index = |at: usize| -> Vec<i64> {
             (0..dims).map(|dim| tensor.indices()[dim * tensor.nnz + at]).collect()
         };
@@ -551,6 +685,82 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_index_with_more_elements_than_a_look_goes_through_has_the_bits_of_the_plain_tree() {
+        let pool = Arc::new(Pool::default());
+        for (dtype, operator) in [
+            (DataType::F32, Operator::Sum),
+            (DataType::Bf16, Operator::Average),
+            (DataType::F64, Operator::Max),
+            (DataType::I8, Operator::Product),
+        ] {
+            let shape = Shape::new(2, 1500, dtype).unwrap();
+            let reducer = Reducer::new(dtype, operator, 2).unwrap();
+            let portion = shape.portion();
+            // A portion, some, as many as it has elements, and a few more each time.
+            for times in [portion, portion + 1, 3 * portion + 1, portion * portion, portion * portion + 2] {
+                let tensors: Vec<Lists> = [5, 6]
+                    .map(|often| {
+                        // Every third time with another one behind.
+                        let others = |time: i64| (time % 3 == 0).then_some(time % 4);
+                        let mut indices: Vec<i64> = (0..times as i64)
+                            .flat_map(|time| [often].into_iter().chain(others(time)))
+                            .collect();
+                        let nnz = indices.len();
+                        indices.resize(2 * nnz, -7);
+                        let values = (0..nnz * 1500 * dtype.size()).map(|at| 1 + (at * at % 61) as u8);
+                        (indices, values.collect())
+                    })
+                    .into();
+                check(&tensors, &shape, &reducer, &pool);
+            }
+        }
+    }
+
+    #[test]
+    fn duplicates_are_put_in_as_many_looks_as_their_bytes_ask_for() {
+        const NNZ: usize = 20_000;
+        let shape = Shape::new(1, 64, DataType::F32).unwrap();
+        let reducer = Reducer::new(DataType::F32, Operator::Sum, 2).unwrap();
+        let (pool, pace) = (Arc::new(Pool::default()), Pace::of_looks());
+        let values = bytes(&vec![1.0; NNZ * shape.block]);
+        for different in [1, 5, 1000] {
+            let indices: Vec<i64> = (0..NNZ as i64).map(|at| at % different).collect();
+            let order = at_once(Order::of(&indices, 1, &pool, &Pace::free())).unwrap();
+            let mut all = Gathered::new(&shape, &[different as u64], &pool).unwrap();
+            let list: (&[i64], &[u8]) = (&indices, &values);
+            let (done, looks) = in_looks(&pace, all.put(0..1, list, &order, &reducer, &Alone, &pace));
+            done.unwrap();
+            // A look is no longer than two pieces.
+            assert!(looks >= values.len() / PIECE / 2, "{different}: {looks} looks");
+            let tensor = at_once(combined(&all, &reducer, &pool, &Alone, &Pace::free())).unwrap();
+            let due = NNZ as f32 / different as f32;
+            assert!(
+                tensor.nnz == different as usize && floats(tensor.values()).iter().all(|sum| *sum == due)
+            );
+        }
+    }
+
+    #[test]
+    fn long_blocks_are_merged_in_as_many_looks_as_their_bytes_ask_for() {
+        const NNZ: usize = 4000;
+        let shape = Shape::new(1, 1024, DataType::F32).unwrap();
+        let reducer = Reducer::new(DataType::F32, Operator::Sum, 2).unwrap();
+        let (pool, pace) = (Arc::new(Pool::default()), Pace::of_looks());
+        let values = bytes(&vec![1.0; NNZ * shape.block]);
+        let mut all = Gathered::new(&shape, &[NNZ as u64; 2], &pool).unwrap();
+        for rank in 0..2 {
+            let indices: Vec<i64> = (0..NNZ as i64).map(|at| 2 * at + rank as i64).collect();
+            let order = at_once(Order::of(&indices, 1, &pool, &Pace::free())).unwrap();
+            let list: (&[i64], &[u8]) = (&indices, &values);
+            at_once(all.put(rank..rank + 1, list, &order, &reducer, &Alone, &Pace::free())).unwrap();
+        }
+        let (tensor, looks) = in_looks(&pace, combined(&all, &reducer, &pool, &Alone, &pace));
+        assert_eq!(tensor.unwrap().nnz, 2 * NNZ);
+        // A look is no longer than two pieces, and this is the work of two ranks.
+        assert!(looks >= values.len() / PIECE, "{looks} looks");
     }
 
     #[test]

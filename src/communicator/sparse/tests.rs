@@ -1,9 +1,10 @@
-//! Tensors in device memory, over the driver double, and what is refused.
+//! Tensors in device memory, over the driver double, what is refused, and what takes long.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::pace::LOOK_BYTES;
 use super::{Input, RawTensor, Sparse};
 use crate::communicator::{Call, Context, Options, Rendezvous, Work};
 use crate::cuda::context::Devices;
@@ -12,6 +13,8 @@ use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
+use crate::engine::endpoint::{Through, lock};
+use crate::engine::joint::Team;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operator};
 use crate::rendezvous::hash::HashStore;
@@ -143,11 +146,29 @@ fn list(rank: u32) -> List {
 
 /// What comes of it.
 fn sum(size: u32) -> List {
+    sum_of(size, list)
+}
+
+fn sum_of(size: u32, list: fn(u32) -> List) -> List {
     let mut places = std::collections::BTreeMap::new();
     for (index, value) in (0..size).flat_map(list) {
         *places.entry(index).or_insert(0.0) += value;
     }
     places.into_iter().collect()
+}
+
+/// What a rank contributes to a call that takes many looks: not in order, with duplicates. Three ranks merge a part each.
+fn long_list(rank: u32) -> List {
+    let index = |at: i64| at * (7919 + i64::from(rank)) % 50_021 - 25_000;
+    (0..60_000).map(|at| (index(at), (at % 64) as f32)).collect()
+}
+
+/// Calls with a list in host memory.
+fn on_host<T>(list: &List, call: impl FnOnce(&Input<'_>) -> T) -> T {
+    let (indices, values): (Vec<i64>, Vec<f32>) = list.iter().copied().unzip();
+    let values: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    let (nnz, dims, block, dtype) = (indices.len() as u64, 1, 1, DataType::F32);
+    call(&Input { indices: &indices, values: &values, nnz, dims, block, dtype })
 }
 
 fn host(result: &Sparse) -> List {
@@ -449,4 +470,139 @@ fn a_rank_that_has_no_memory_for_its_copy_fails_all() {
         assert_eq!(error.status(), Status::OutOfMemory, "{error}");
         assert!(this.context.failure().is_some(), "{error}");
     });
+}
+
+#[test]
+fn only_a_tensor_on_its_way_from_a_device_has_the_driver_asked() {
+    ranks(2, "shm", Order::RoundRobin, |rank, this| {
+        let start =
+            |input: &Input<'_>| this.context.start_sparse_allreduce(input, Operator::Sum, &Call::default());
+        let (work, result) = on_host(&list(rank), start).expect("it starts");
+        let running = work.host().expect("the host moves it");
+        assert_eq!((running.asks_driver(), running.through()), (false, Through::Messages));
+        work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        assert_eq!(host(&result), sum(2));
+
+        let at = this.room(0, &list(rank));
+        this.fill(at, &list(rank));
+        let (work, result) = this.start(&tensor(at.0, at.1, 20), &this.call()).expect("it starts");
+        let running = work.host().expect("the host moves it");
+        assert_eq!((running.asks_driver(), running.through()), (true, Through::Device));
+        work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        assert_eq!(host(&result), sum(2));
+    });
+}
+
+#[test]
+fn a_call_that_its_own_work_makes_late_blames_neither_the_driver_nor_another_rank() {
+    for blocking in [false, true] {
+        ranks(2, "shm", Order::RoundRobin, |rank, this| {
+            let mut call = Call::default();
+            if rank == 0 {
+                call.timeout = Some(Duration::from_millis(500));
+                *lock(&this.context.sparse_memory().probe.stall) = Duration::from_secs(2);
+            }
+            let answer = on_host(&list(rank), |input| match blocking {
+                true => this.context.sparse_allreduce(input, Operator::Sum, &call).map(drop),
+                false => {
+                    let started = this.context.start_sparse_allreduce(input, Operator::Sum, &call);
+                    started.and_then(|(work, _)| work.wait(Deadline::after(PATIENCE)).map(drop))
+                }
+            });
+            let error = answer.expect_err("rank 0 is late");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            for words in ["rank 0", "here, its elements are still being sorted"] {
+                assert!(error.text().contains(words), "{error} does not say {words}");
+            }
+            for words in ["driver", "nothing from", "Look at"] {
+                assert!(!error.text().contains(words), "{error} says {words}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_in_a_forked_child_is_refused_at_once_whoever_has_locks() {
+    ranks(2, "shm", Order::RoundRobin, |rank, this| {
+        if rank != 0 {
+            return;
+        }
+        let (numbers, values) = ([0i64; 1], [0u8; 4]);
+        let (nnz, dims, block, dtype) = (1, 1, 1, DataType::F32);
+        let input = Input { indices: &numbers, values: &values, nnz, dims, block, dtype };
+        let call = Call::default();
+        for blocking in [false, true] {
+            let is_refused = || {
+                let answer = match blocking {
+                    true => this.context.sparse_allreduce(&input, Operator::Sum, &call).map(drop),
+                    false => this.context.start_sparse_allreduce(&input, Operator::Sum, &call).map(drop),
+                };
+                answer.is_err_and(|error| error.status() == Status::InvalidUsage)
+            };
+            assert!(this.context.sparse_memory().goes_well_in_a_child(is_refused), "blocking: {blocking}");
+        }
+    });
+}
+
+#[test]
+fn an_index_that_one_rank_has_often_takes_as_many_looks_as_its_bytes_ask_for() {
+    const TIMES: usize = 8000;
+    const BLOCK: usize = 1024;
+    let value = |rank: u32, time: usize, position: usize| ((rank as usize + time + position) % 8) as f32;
+    let due: Vec<f32> = (0..BLOCK)
+        .map(|position| (0..2).flat_map(|rank| (0..TIMES).map(move |time| value(rank, time, position))).sum())
+        .collect();
+    ranks(2, "shm", Order::RoundRobin, |rank, this| {
+        let positions = (0..TIMES).flat_map(|time| (0..BLOCK).map(move |position| (time, position)));
+        let values: Vec<u8> =
+            positions.flat_map(|(time, position)| value(rank, time, position).to_ne_bytes()).collect();
+        let indices = [7_i64; TIMES];
+        let (nnz, dims, block, dtype) = (TIMES as u64, 1, BLOCK as u64, DataType::F32);
+        let input = Input { indices: &indices, values: &values, nnz, dims, block, dtype };
+        let looks = || this.context.sparse_memory().probe.looks.load(Ordering::Relaxed);
+        let before = looks();
+        let result = this.context.sparse_allreduce(&input, Operator::Sum, &Call::default()).expect("a sum");
+        assert_eq!(result.indices(), [7]);
+        assert!(result.values() == due.iter().flat_map(|sum| sum.to_ne_bytes()).collect::<Vec<u8>>());
+        let threads = this.context.endpoint().expect("a group").threads();
+        let fewest = values.len() / (2 * LOOK_BYTES * threads);
+        assert!(looks() - before >= fewest, "{} looks by {threads} threads", looks() - before);
+    });
+}
+
+#[test]
+fn long_calls_stop_in_the_middle_and_come_to_the_same() {
+    for size in [2, 3] {
+        let due = sum_of(size, long_list);
+        for transports in ["shm", "tcp"] {
+            ranks(size, transports, Order::RoundRobin, |rank, this| {
+                let looks = || this.context.sparse_memory().probe.looks.load(Ordering::Relaxed);
+                let call = Call::default();
+                for blocking in [false, true] {
+                    let before = looks();
+                    let result = on_host(&long_list(rank), |input| {
+                        if blocking {
+                            return this
+                                .context
+                                .sparse_allreduce(input, Operator::Sum, &call)
+                                .expect("a sum");
+                        }
+                        let started = this.context.start_sparse_allreduce(input, Operator::Sum, &call);
+                        let (work, result) = started.expect("it starts");
+                        // Nobody waits: a thread of the library moves it.
+                        let ended = loop {
+                            match work.peek() {
+                                Some(ended) => break ended,
+                                None => std::thread::sleep(Duration::from_millis(1)),
+                            }
+                        };
+                        ended.expect("it ends well");
+                        result
+                    });
+                    assert!(host(&result) == due, "{transports}, {size} ranks, blocking: {blocking}");
+                    assert!(looks() - before > 20, "{} looks", looks() - before);
+                }
+            });
+        }
+    }
 }

@@ -170,9 +170,14 @@ impl Stands {
         !self.free.is_empty()
     }
 
-    /// Whether a courier that was dismissed has not left, as far as is known.
-    pub(in crate::cuda) fn has_parked(&self) -> bool {
-        !self.parked.iter().all(Left::is_over)
+    /// Whether a courier that was dismissed has not left a device that is not lost, as far as is known.
+    pub(in crate::cuda) fn has_parked(&self, is_lost: &dyn Fn(u32) -> bool) -> bool {
+        !self.parked.iter().all(|left| left.is_over() || is_lost(left.device))
+    }
+
+    /// The devices of those that were dismissed and may not have left.
+    pub(in crate::cuda) fn parked_devices(&self) -> Vec<u32> {
+        self.parked.iter().map(|left| left.device).collect()
     }
 
     /// Frees what has been left. Couriers leave mostly in their order, so the others are looked at only if there is need.
@@ -243,6 +248,8 @@ pub(super) struct Left {
     pub(super) blocks: [u32; DESKS],
     /// The numbers of its last orders.
     pub(super) last: [u32; DESKS],
+    /// Where it was launched.
+    pub(super) device: u32,
 }
 
 impl Left {

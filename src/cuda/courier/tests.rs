@@ -26,7 +26,7 @@ fn given(order: Turns) -> (Arc<Double>, Arc<Devices>, Stream) {
     (double, devices, stream)
 }
 
-fn launch(courier: &Courier, stream: &Stream, double: &Arc<Double>) -> Result<()> {
+fn launch(courier: &Arc<Courier>, stream: &Stream, double: &Arc<Double>) -> Result<()> {
     // SAFETY: the double trusts no address.
     unsafe { courier.launch(stream, &DoubleKernels(double.clone())) }
 }

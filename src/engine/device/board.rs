@@ -369,6 +369,15 @@ impl Boards {
         has_come_to(self.board(member).called.load(Ordering::Relaxed), sequence.wrapping_add(1))
     }
 
+    /// Whether every other member has come as far as this rank, in calls and messages: its kernels wait for none that is still to be
+    /// called.
+    pub fn are_met(&self) -> bool {
+        let called = self.board(self.rank).called.load(Ordering::Relaxed);
+        let has_come = |member: usize| has_come_to(self.board(member).called.load(Ordering::Relaxed), called);
+        let mut others = (0..self.size()).filter(|&member| member != self.rank);
+        others.all(|member| has_come(member) && !self.is_alone_with(member))
+    }
+
     /// This rank needs the others' arenas no more.
     pub fn say_goodbye(&self) {
         for member in (0..self.size()).filter(|&member| member != self.rank) {

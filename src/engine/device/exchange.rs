@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
-use self::graphs::mixes_by_default;
+pub(super) use self::graphs::mixes_by_default;
 use self::lane::Lane;
 pub(super) use self::one_sided::OneSided;
 pub use self::one_sided::Put;
@@ -25,9 +25,10 @@ use super::retired::{Parts, retire};
 use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Memory, StreamHandle};
+use crate::cuda::driver::{Location, Memory, StreamHandle, retry};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen, check_points};
+use crate::cuda::quiet::Exchanging;
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
@@ -51,6 +52,8 @@ pub struct DeviceExchange {
     watch: Watch,
     /// By whoever shuts it first.
     shut: Once,
+    /// By whoever aborts it first, where there have been windows.
+    latches: Once,
 }
 
 /// Some members of an exchange.
@@ -117,13 +120,15 @@ impl Enqueued {
 
 impl DeviceExchange {
     pub(super) fn new(parts: Parts) -> DeviceExchange {
-        let mixes = AtomicBool::new(mixes_by_default());
+        // Where the setting cannot be understood nobody has agreed on this.
+        let mixes = AtomicBool::new(mixes_by_default().unwrap_or(true));
         DeviceExchange {
             parts: Some(parts),
             lane: Mutex::default(),
             mixes,
             watch: Watch::default(),
             shut: Once::new(),
+            latches: Once::new(),
         }
     }
 
@@ -421,6 +426,11 @@ impl DeviceExchange {
         self.ranks(members.map(|member| member as u32).collect())
     }
 
+    /// Whether any of `peers` has not come to as many messages with this rank as it has called.
+    pub(super) fn is_alone_with_any(&self, peers: Members) -> bool {
+        peers.iter().any(|member| self.parts().boards.is_alone_with(member as usize))
+    }
+
     /// A rank of the group that the call of `turn`, between this rank and `peers` if it is of messages, waits for and that has left without
     /// it: that never comes.
     pub(super) fn deserter(&self, group: &Group, turn: &Turn, peers: Members) -> Option<u32> {
@@ -469,6 +479,19 @@ impl DeviceExchange {
     pub fn oversee(&self, group: &Group) {
         self.watch.oversee(self, group);
         self.oversee_waits(group);
+    }
+}
+
+impl Exchanging for DeviceExchange {
+    fn may_wait(&self) -> bool {
+        let Parts { fault, replayed, one_sided, boards, .. } = self.parts();
+        // The kernels of one that has failed leave. Of a device that is lost nobody will know more.
+        if fault.is_aborted() || retry(|| self.is_idle()).unwrap_or(true) {
+            return false;
+        }
+        // Replays have no numbers, nor have waits for signals.
+        let are_done = || Ok(replayed.query()? && one_sided.is_done()?);
+        !(retry(are_done).unwrap_or(true) && boards.are_met())
     }
 }
 

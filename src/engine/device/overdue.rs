@@ -67,9 +67,13 @@ impl Overdue {
     }
 
     /// Looks at a call of which nobody knows whether it is done, since the driver does not answer. It is not done for sure if
-    /// there are ranks that have not called it; of sends and receives that is taken for granted.
+    /// there are ranks that have not called it, or their end of it.
     pub(super) fn look_blindly(&mut self, exchange: &DeviceExchange, group: &Group) {
-        if !self.missing(exchange).is_empty() {
+        let is_missed = match self.turn.class {
+            Class::PointToPoint => exchange.is_alone_with_any(self.peers),
+            _ => !self.missing(exchange).is_empty(),
+        };
+        if is_missed {
             self.look(exchange, group);
         }
     }
@@ -83,7 +87,7 @@ impl Overdue {
         Some(if self.told { error } else { error.context(group.describe(&self.turn)) })
     }
 
-    /// Whom it waits for: those who have not called it.
+    /// Whom it waits for: those who have not called it. Of messages all peers: one may have called its end, and wait for another before.
     fn missing(&self, exchange: &DeviceExchange) -> Vec<u32> {
         match self.turn.class {
             Class::PointToPoint => exchange.ranks(self.peers),
@@ -96,7 +100,8 @@ impl Overdue {
             let waited = self.turn.called.elapsed().as_secs_f64();
             let text = format!(
                 "every rank has called it, but after {waited:.1} s it is not done on GPU {}: look at what the streams \
-                 were given before it, on every rank, or raise timeout_ms",
+                 were given before it, on every rank, and at long calls of other groups beside it, for which a GPU may \
+                 have no room; or raise timeout_ms",
                 exchange.device()
             );
             return Error::new(Status::Timeout, text);

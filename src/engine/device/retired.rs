@@ -4,13 +4,15 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use once_cell::sync::OnceCell;
+
 use super::Kernels;
 use super::board::Boards;
 use super::exchange::OneSided;
 use super::hosts::Memory;
 use super::window::Windows;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{least_limit, retry};
+use crate::cuda::driver::{Priority, least_limit, retry};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::{Arena, Kept, Opened};
@@ -102,9 +104,9 @@ pub(super) struct Parts {
     pub(super) one_sided: OneSided,
     /// For calls that name no stream.
     pub(super) stream: Stream,
-    /// For what must not wait for callers' streams, where calls go between hosts. Made beforehand: the driver may wait for
-    /// those streams when it makes one.
-    pub(super) urgent: Option<Stream>,
+    /// For what must not wait for callers' streams, where calls go between hosts or there have been windows. Made beforehand: the
+    /// driver may wait for those streams when it makes one.
+    pub(super) urgent: OnceCell<Stream>,
     pub(super) kernels: Box<dyn Kernels>,
     /// Whether all ranks knew of the exchange before their first call.
     pub(super) points: bool,
@@ -125,6 +127,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Has [`Parts::urgent`] made. May wait for the GPU.
+    pub(super) fn prepare_urgent(&self) -> Result<()> {
+        let (devices, device) = (self.last.devices(), self.last.device());
+        self.urgent.get_or_try_init(|| Stream::with_priority(devices, device, false, Priority::Highest))?;
+        Ok(())
+    }
+
     /// Whether no kernel of this rank runs, or will run. Graphs that are not mixed with other calls are their owner's to wait for.
     pub(super) fn is_idle(&self) -> Result<bool> {
         Ok(self.last.query()?
@@ -137,7 +146,7 @@ impl Parts {
     fn is_left(&self) -> Result<bool> {
         // The latch is set by a stream of its own.
         let lost = self.astray.lost.load(Ordering::Acquire);
-        Ok(!lost && self.is_idle()? && self.urgent.as_ref().map_or(Ok(true), Stream::query)?)
+        Ok(!lost && self.is_idle()? && self.urgent.get().map_or(Ok(true), Stream::query)?)
     }
 }
 

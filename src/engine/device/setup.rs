@@ -9,10 +9,12 @@
 //! The rounds themselves are the caller's, who may be setting up many groups at once: see [`Step`].
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+
+use once_cell::sync::OnceCell;
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
-use super::exchange::{DeviceExchange, OneSided};
+use super::exchange::{DeviceExchange, OneSided, mixes_by_default};
 use super::hosts::{Hosts, Layout, Tools};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
@@ -109,7 +111,7 @@ struct Made {
     one_sided: OneSided,
     stream: Stream,
     /// Where there are several hosts.
-    urgent: Option<Stream>,
+    urgent: OnceCell<Stream>,
     tools: Option<Tools>,
 }
 
@@ -266,9 +268,9 @@ impl Setup {
         let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), table)?;
         let event = || Event::new(devices, *device);
         let (urgent, tools) = match self.layout.hosts {
-            1 => (None, None),
+            1 => (OnceCell::new(), None),
             _ => (
-                Some(Stream::with_priority(devices, *device, false, Priority::Highest)?),
+                OnceCell::with_value(Stream::with_priority(devices, *device, false, Priority::Highest)?),
                 Some(Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline)?),
             ),
         };
@@ -317,6 +319,8 @@ impl Setup {
             said_goodbye: AtomicBool::new(false),
             fork: fork::generation(),
         }));
+        let known: Weak<DeviceExchange> = Arc::downgrade(&exchange);
+        exchange.devices().note_exchange(known);
         Ok(match means {
             None => Way::Exchange(exchange),
             Some(means) => Way::Hosts(Arc::new(Hosts::new(exchange, layout, means))),
@@ -410,8 +414,9 @@ impl Room {
     }
 }
 
-/// Whether the environment allows it.
+/// Whether the environment allows it, and can be understood.
 fn wanted() -> Result<()> {
+    mixes_by_default()?;
     match apart_by()? {
         None => Ok(()),
         Some(setting) => fail!(Unsupported, "{setting} switches it off"),
@@ -466,7 +471,7 @@ impl Own {
         let bytes = chosen.table.arena_bytes(layout.inside).next_multiple_of(64);
         let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;
         let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
-            fail!(OutOfMemory, "no room for {BOARD_BYTES} bytes in the shared segment")
+            fail!(OutOfMemory, "no room, or no memory, for {BOARD_BYTES} bytes in the shared segment")
         };
         let fault = Arc::new(Fault::new(&devices, device)?);
         let area = arena.address() + bytes as u64;

@@ -154,6 +154,7 @@ impl Own {
         if !devices.driver().is_shareable(address)? {
             fail!(Unsupported, "it was not allocated by cudaMalloc, cuMemAlloc or ncclMemAlloc");
         }
+        exchange.prepare_to_latch()?;
         let _entered = devices.enter(exchange.device())?;
         // SAFETY: the first byte of a live allocation: the caller owns it.
         let handle = unsafe { devices.driver().export_memory(base) }?;

@@ -82,6 +82,13 @@ impl Port for Endpoint {
             (Attendance::Watch(at), Some(look)) => Attendance::Watch(at.min(look)),
         }
     }
+
+    fn has_last_words(&self) -> bool {
+        // Whoever has them moves them.
+        let Ok(mut messages) = self.messages.try_lock() else { return true };
+        messages.flush_all();
+        messages.owes()
+    }
 }
 
 impl Endpoint {

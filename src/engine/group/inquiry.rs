@@ -242,13 +242,13 @@ impl Group {
             _ => format!("call #{number} of '{}' differs", self.name),
         };
         let here = self.rank;
-        let ours = ours.map_or_else(|| "something else".to_string(), |ours| ours.to_string());
         let tail = match mismatch.bytes {
             Some((theirs, ours)) => {
                 format!("; rank {here} counts {ours} bytes between the two, rank {peer} {theirs}")
             }
-            None => String::new(),
+            None => ours.map_or("", |ours| ours.remark(&theirs)).to_string(),
         };
+        let ours = ours.map_or_else(|| "something else".to_string(), |ours| ours.to_string());
         Error::new(
             Status::Mismatch,
             format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),

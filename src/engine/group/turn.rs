@@ -33,14 +33,10 @@ pub struct Turn {
     pub(super) slot: Slot,
 }
 
-/// Pieces are told apart by the upper bits of their messages' slots. A rank is never so many pieces ahead of another
-/// that they meet again.
-const PIECES: u32 = 1 << 10;
-
 impl Turn {
-    /// Names its messages in `group`: their slots begin here.
+    /// Names its messages in `group`: their slots begin here. No two pieces share any, however far one rank is ahead of another.
     pub fn key(&self, group: &Group) -> Key {
-        let slot = self.piece % PIECES * (u32::MAX / PIECES + 1);
+        let slot = u64::from(self.piece) << 32;
         Key { group: group.id, tag: self.tag, sequence: self.sequence, slot, class: self.class }
     }
 

@@ -140,7 +140,7 @@ impl Messages {
     fn offer(&mut self, peer: u32, frame: &Frame) {
         let key = frame.key;
         let Some(waiting) = self.pairs.arrive(peer, (key.group, key.tag), key.sequence) else { return };
-        let Waiting { from, ticket, receive: Receive { into, signature } } = waiting;
+        let Waiting { from, place, ticket, receive: Receive { into, signature } } = waiting;
         self.mailboxes[ticket.mailbox as usize].source = Some((peer, key.sequence));
         self.courses.begin(peer, &key, &signature, into.len, false);
         let slot = &mut self.peers[peer as usize];
@@ -149,7 +149,7 @@ impl Messages {
             // Counted as expected since it was posted.
             From::Rank(_) => slot.spread += usize::from(spreads(into.len)),
         }
-        let posted = Posted::new(into, signature, ticket, Some(from));
+        let posted = Posted::new(into, signature, ticket, Some((from, place)));
         self.receiving.insert((peer, key), Receiving::Posted(posted));
     }
 

@@ -39,7 +39,7 @@ struct Current {
 struct Unasked {
     peer: u32,
     sequence: u32,
-    slot: u32,
+    slot: u64,
     signature: Signature,
 }
 
@@ -241,7 +241,7 @@ mod tests {
     };
     const OTHER: Signature = Signature { count: 3, ..SUM };
 
-    fn key(sequence: u32, slot: u32) -> Key {
+    fn key(sequence: u32, slot: u64) -> Key {
         Key { group: 7, tag: 0, sequence, slot, class: Class::Ordered }
     }
 

@@ -49,7 +49,7 @@ fn is_behind_first(key: &Key) -> bool {
 
 /// Whether it comes to the side that sends the message.
 fn is_to_sender(key: &Key) -> bool {
-    key.slot == RECEIVER_GAVE_UP
+    key.slot == u64::from(RECEIVER_GAVE_UP)
 }
 
 impl Courses {
@@ -84,7 +84,8 @@ impl Messages {
         let course = Course::of(peer, &key, sends);
         self.courses.0.remove(&course);
         // The other side's word may have come after the last look at it.
-        let word = Key { slot: if sends { RECEIVER_GAVE_UP } else { SENDER_GAVE_UP }, ..key };
+        let word = if sends { RECEIVER_GAVE_UP } else { SENDER_GAVE_UP };
+        let word = Key { slot: u64::from(word), ..key };
         let Messages { receiving, unexpected_bytes, shelf, .. } = self;
         if let Some(Receiving::Early(early)) = receiving.get_mut(&(peer, word)) {
             drop_early(early, unexpected_bytes, shelf);

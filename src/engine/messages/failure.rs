@@ -152,7 +152,7 @@ fn agree(class: Class, theirs: Signature, ours: Signature) -> bool {
 }
 
 /// Two ends of a message that differ, in their calls or else in its length, or that of the block that it is a
-/// part of.
+/// part of, or in their lists.
 pub(super) fn differing(
     peer: u32,
     key: Key,
@@ -161,6 +161,10 @@ pub(super) fn differing(
     total: u64,
     len: usize,
 ) -> Mismatch {
+    if theirs.is_about_list() && ours.is_about_list() && theirs != ours {
+        // What is said of the lists tells them apart, and no bytes do.
+        return Mismatch { peer, key, theirs, ours: Some(ours), bytes: None };
+    }
     let blocks = theirs.block_bytes().zip(ours.block_bytes()).filter(|(theirs, ours)| theirs != ours);
     let (theirs, ours) = (theirs.call(), ours.call());
     let bytes = agree(key.class, theirs, ours).then(|| blocks.unwrap_or((total, len as u64)));

@@ -183,8 +183,7 @@ impl Messages {
         let peers = || self.open.iter().map(|&peer| &self.peers[peer as usize]);
         let left = peers().any(Peer::has_backlog);
         self.backlog.store(left, Ordering::Relaxed);
-        let owes =
-            |peer: &Peer| peer.lanes.iter().any(|lane| lane.try_lock().is_some_and(|lane| lane.owes()));
+        let owes = |peer: &Peer| peer.lanes.iter().any(|lane| lane.try_lock().is_none_or(|lane| lane.owes()));
         left && peers().any(|peer| matches!(peer.state, PeerState::Open) && owes(peer))
     }
 

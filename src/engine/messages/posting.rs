@@ -104,11 +104,12 @@ impl Messages {
         into: Destination,
         ticket: Ticket,
     ) {
+        let place = self.pairs.call();
         if let Some((peer, sequence)) = self.pairs.take(&from, (group, tag)) {
             let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
             self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
             self.courses.begin(peer, &key, &signature, into.len, false);
-            self.post(peer, key, Posted::new(into, signature, ticket, Some(from)));
+            self.post(peer, key, Posted::new(into, signature, ticket, Some((from, place))));
             return;
         }
         match &from {
@@ -127,7 +128,7 @@ impl Messages {
             }
         }
         let receive = Receive { into, signature };
-        self.pairs.wait((group, tag), Waiting { from, ticket, receive });
+        self.pairs.wait((group, tag), Waiting { from, place, ticket, receive });
     }
 
     pub(super) fn post(&mut self, peer: u32, key: Key, posted: Posted) {

@@ -168,7 +168,7 @@ impl Messages {
                 }
             }
             Some(Receiving::Posted(posted)) => {
-                if !posted.has_begun() && posted.from.is_some() {
+                if !posted.has_begun() && posted.call.is_some() {
                     self.await_another(peer, key);
                     return;
                 }
@@ -188,7 +188,7 @@ impl Messages {
     /// The message that a receive was to get is withdrawn before any of it came: it takes the next one.
     fn await_another(&mut self, peer: u32, key: Key) {
         let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, key)) else { return };
-        let Posted { into, signature, ticket, from: Some(from), .. } = posted else { return };
+        let Posted { into, signature, ticket, call: Some((from, place)), .. } = posted else { return };
         self.courses.leave(peer, &key);
         self.mailboxes[ticket.mailbox as usize].source = None;
         let (channel, slot) = ((key.group, key.tag), &mut self.peers[peer as usize]);
@@ -197,7 +197,7 @@ impl Messages {
             self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
             let key = Key { sequence, ..key };
             self.courses.begin(peer, &key, &signature, into.len, false);
-            self.post(peer, key, Posted::new(into, signature, ticket, Some(from)));
+            self.post(peer, key, Posted::new(into, signature, ticket, Some((from, place))));
             return;
         }
         match from {
@@ -205,6 +205,6 @@ impl Messages {
             From::Rank(_) => slot.spread -= usize::from(spreads(into.len)),
         }
         let receive = Receive { into, signature };
-        self.pairs.wait_again(channel, Waiting { from, ticket, receive });
+        self.pairs.wait(channel, Waiting { from, place, ticket, receive });
     }
 }

@@ -25,8 +25,8 @@ pub(super) struct Posted {
     begun: usize,
     /// and that are here.
     pub(super) received: usize,
-    /// A receive of the caller: whose messages it takes.
-    pub(super) from: Option<From>,
+    /// A receive of the caller: whose messages it takes, and its place in the order of the calls.
+    pub(super) call: Option<(From, u64)>,
 }
 
 pub(super) enum Early {
@@ -56,8 +56,13 @@ pub(super) struct Receive {
 }
 
 impl Posted {
-    pub(super) fn new(into: Destination, signature: Signature, ticket: Ticket, from: Option<From>) -> Posted {
-        Posted { into, signature, ticket, begun: 0, received: 0, from }
+    pub(super) fn new(
+        into: Destination,
+        signature: Signature,
+        ticket: Ticket,
+        call: Option<(From, u64)>,
+    ) -> Posted {
+        Posted { into, signature, ticket, begun: 0, received: 0, call }
     }
 
     /// So many bytes begin to come; an error if they are more than there were to be. So all that has begun is here when all is,

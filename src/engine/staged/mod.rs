@@ -90,6 +90,8 @@ pub struct Staged {
     delivered: u32,
     /// whose store is complete.
     stored: u32,
+    /// How many pieces of a rank's own result have had their store issued, in whatever order.
+    forwarded: u32,
     completion: Completion,
     released: bool,
     /// What went wrong before anybody looked.
@@ -115,6 +117,7 @@ impl Staged {
             exchanged: 0,
             delivered: 0,
             stored: 0,
+            forwarded: 0,
             completion: Completion::default(),
             released: false,
             early: Ok(()),
@@ -379,7 +382,7 @@ impl Staged {
     }
 
     /// Begins to store a piece of such a result, which waits for no other rank. Not before it is loaded: nothing of a call that is
-    /// given up is written when its stream comes.
+    /// given up is written when its stream comes. The last piece may come before one that waits for pinned memory.
     fn keep(&mut self, index: u32, (from, to): (u64, u64)) -> Result<()> {
         let (order, carrier, lane) = (&self.job.order, self.carrier(), self.lane(index)?);
         let shape = &self.job.output.shape;
@@ -389,7 +392,8 @@ impl Staged {
             unsafe { carrier.shift(order, Desk::Store, lane, to, from, bytes) }?;
         }
         carrier.given(Desk::Store, lane)?;
-        if index + 1 == self.job.cut.pieces() { self.let_go() } else { Ok(()) }
+        self.forwarded += 1;
+        if self.forwarded == self.job.cut.pieces() { self.let_go() } else { Ok(()) }
     }
 
     fn is_loaded(&mut self, index: u32) -> Result<bool> {

@@ -16,6 +16,7 @@ use crate::cuda::courier::{Courier, Desk};
 use crate::cuda::driver::{Priority, retry};
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
+use crate::cuda::quiet::Quietly;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
@@ -412,7 +413,7 @@ pub(super) fn are_alike(bytes: usize, others: usize) -> bool {
     rounded(bytes) == rounded(others)
 }
 
-/// Takes the shortest lanes that nobody uses, and gives them back when dropped.
+/// Lanes, such as the shortest that nobody uses, which are given back when this is dropped.
 #[cfg(test)]
 pub(crate) struct Hoard(Vec<Lane>);
 
@@ -420,6 +421,16 @@ pub(crate) struct Hoard(Vec<Lane>);
 impl Hoard {
     pub(crate) fn of(devices: &Arc<Devices>, device: u32) -> Hoard {
         Hoard(std::iter::from_fn(|| Lane::take_kept(devices, device, 1)).collect())
+    }
+
+    /// Takes the spare one, if nobody has it.
+    pub(crate) fn of_spare(devices: &Arc<Devices>, device: u32) -> Option<Hoard> {
+        Lane::take_spare(devices, device).map(|lane| Hoard(vec![lane]))
+    }
+
+    /// One of so many bytes, which is made.
+    pub(crate) fn of_new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Hoard {
+        Hoard(vec![Lane::new(devices, device, rounded(bytes)).expect("a lane")])
     }
 }
 
@@ -497,7 +508,7 @@ impl Stock for Kept {
 impl Kept {
     /// Keeps lanes for the next calls. Of what is too much those go that have been used least lately: a call that is made again
     /// finds what it had. Where streams may wait for the host none goes: giving registered memory back waits for them, with
-    /// a lock held that what they wait for needs.
+    /// a lock held that what they wait for needs. Couriers wait for the host everywhere: elsewhere it goes when none is on its way.
     fn keep_lanes(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
@@ -526,6 +537,8 @@ impl Kept {
             self.lanes.push(lane);
         }
         if !surplus.is_empty() {
+            let quietly = |lane: Lane| Quietly::new(&lane.devices.clone(), lane);
+            let surplus: Vec<_> = surplus.into_iter().map(quietly).collect();
             drop(Aside::new(surplus, "pinned memory is not given back"));
         }
     }
@@ -558,7 +571,8 @@ mod tests {
 
     use super::super::parting::tests::{memory_comes_back_behind_copies, order_of_nothing};
     use super::*;
-    use crate::cuda::double::{Double, Order, Refusal};
+    use crate::cuda::courier::{Duty, Errand};
+    use crate::cuda::double::{Double, DoubleKernels, Order, Refusal};
     use crate::cuda::word::Word;
 
     #[test]
@@ -590,6 +604,34 @@ mod tests {
         let made = double.creations();
         give_back([KEPT_BYTES + 1; 2].map(lane).into());
         assert_eq!(double.creations(), made);
+    }
+
+    /// The driver would wait for the device then, with a lock that the launch may need of what the courier waits for.
+    #[test]
+    fn no_pinned_memory_is_given_back_while_a_courier_is_on_its_way() {
+        let double = Double::new(1, Order::Eager);
+        double.share_queues(8, 8);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let stream = Stream::new(&devices, 0, false).expect("a stream");
+        let before = double.registered();
+        let lane = Lane::take(&devices, 0, KEPT_BYTES + 1).expect("a lane");
+        let pinned = double.registered();
+        assert!(pinned > before + KEPT_BYTES, "{pinned} bytes");
+        let errand = Errand::new(&devices, 0, Duty::default()).expect("a courier");
+        // SAFETY: nothing is ordered.
+        unsafe { errand.courier().launch(&stream, &DoubleKernels(double.clone())) }.expect("it is launched");
+        give_back(vec![lane]);
+        // Time for what comes too early.
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(double.registered(), pinned, "the driver waits for the courier");
+        drop(errand);
+        let soon = Deadline::after(Duration::from_secs(20));
+        // The double's devices do nothing unless somebody asks.
+        stream.synchronize(soon).expect("it leaves");
+        while double.registered() > before && !soon.expired() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(double.registered(), before);
     }
 
     #[test]

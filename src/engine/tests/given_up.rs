@@ -199,6 +199,31 @@ fn what_has_not_begun_at_its_deadline_is_for_the_next_receive_or_was_never_sent(
 }
 
 #[test]
+fn receives_whose_messages_are_withdrawn_take_the_next_ones_in_the_order_of_the_calls() {
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let mut came = [(); 2].map(|()| vec![9u8; LONG]);
+        let given_up = vec![7; LONG];
+        // Nobody else moves them: what is taken back has not come.
+        let held = hold_service();
+        let took = came.each_mut().map(|into| receive(&groups[1], 4, into));
+        let sent = [(); 2].map(|()| send(&groups[0], 4, &given_up));
+        for sent in sent {
+            assert!(sent.cancel(), "nobody has taken it");
+        }
+        // Rank 1 learns of both messages, and that they are withdrawn.
+        while groups[1].endpoint().progress(0, Through::Messages) {}
+        drop(held);
+        let next = [1, 2].map(|value| vec![value; LONG]);
+        let sent = next.each_ref().map(|bytes| send(&groups[0], 4, bytes));
+        took.iter().chain(&sent).for_each(|running| done(running));
+        assert_eq!(came.each_ref().map(|came| came[0]), [1, 2], "shm: {shm}");
+        assert!(came == next);
+        nothing_is_left(&groups, before, 4);
+    }
+}
+
+#[test]
 fn a_peer_that_does_not_read_is_not_sent_heaps_of_what_was_given_up() {
     let groups = linked_pair(true);
     let endpoint = groups[0].endpoint();
@@ -349,7 +374,7 @@ fn a_word_that_comes_after_the_last_look_goes_with_its_message() {
         messages.cancel(mailbox);
         drop(messages);
         let says = || {
-            let word = Key { slot: RECEIVER_GAVE_UP, ..key };
+            let word = Key { slot: u64::from(RECEIVER_GAVE_UP), ..key };
             groups[1].endpoint().messages().notify(0, word, signature);
         };
         says();

@@ -191,12 +191,13 @@ fn every_long_call_goes_on_where_its_last_look_stopped() {
 fn counting(
     looks: &Arc<AtomicUsize>,
     fails_in: usize,
-) -> impl FnMut(&Group, &Poll<Result<Completion>>) + Send + use<> {
+) -> impl FnMut(&Group, &Poll<Result<Completion>>) -> bool + Send + use<> {
     let looks = looks.clone();
     move |group, _| {
         if looks.fetch_add(1, Ordering::Relaxed) + 1 == fails_in {
             group.fail(Error::new(Status::Aborted, "enough"));
         }
+        true
     }
 }
 
@@ -208,11 +209,10 @@ fn take_broadcast(waits: bool, timeout: Duration, fails_in: usize) -> (Vec<u32>,
     // SAFETY: the sides are kept until the runs have ended or are abandoned.
     let mut giving = unsafe { root.run(&group, &turn(&group, signature(Kind::Broadcast))) };
     assert!(giving.advance(&group).is_pending(), "nobody has read yet");
-    let make = |turn: &Turn| Observed {
+    let make = |turn: &Turn| {
         // SAFETY: as above.
-        operation: unsafe { leaf.run(&other, turn) },
-        first: None,
-        then: counting(&looks, fails_in),
+        let run = unsafe { leaf.run(&other, turn) };
+        Observed::new(run, None, counting(&looks, fails_in))
     };
     let (signature, timeout) = (signature(Kind::Broadcast), Some(timeout));
     let result = if waits {
@@ -244,6 +244,57 @@ fn a_failure_in_the_middle_of_a_long_call_ends_it_there() {
         assert_eq!(result.expect_err("its group has failed").status(), Status::Aborted);
         assert_eq!(looks, 2);
         assert!(output[UNTOUCHED..].iter().all(|&element| element == 0), "memory that was given back");
+    }
+}
+
+#[test]
+fn what_is_done_before_and_behind_a_call_is_done_a_part_a_look() {
+    let [group, _other] = pair(true);
+    let parts = Arc::new(AtomicUsize::new(0));
+    let three = || {
+        let parts = parts.clone();
+        move || parts.fetch_add(1, Ordering::Relaxed) % 3 == 2
+    };
+    let (first, last) = (three(), three());
+    let abandoned = Arc::new(AtomicUsize::new(0));
+    let ended = Scripted(Some(Ok(Completion::default())), abandoned.clone());
+    let then = move |_: &Group, _: &Poll<Result<Completion>>| last();
+    let mut observed = Observed::new(ended, Some(Box::new(first)), then);
+    // The third part of what comes first is followed by the first part of what comes last.
+    for due in [1, 2, 4, 5] {
+        assert!(observed.advance(&group).is_pending());
+        assert_eq!((parts.load(Ordering::Relaxed), observed.is_at_work()), (due, true));
+        assert!(observed.waits_for(&group).is_empty(), "it waits for nobody");
+    }
+    // It has ended, and has let go of what it had.
+    observed.abandon(&group);
+    assert_eq!(abandoned.load(Ordering::Relaxed), 0);
+    assert_eq!(observed.advance(&group), Poll::Ready(Ok(Completion::default())));
+    assert_eq!((parts.load(Ordering::Relaxed), observed.is_at_work()), (6, false));
+}
+
+#[test]
+fn a_deadline_that_passes_while_buffers_are_combined_ends_the_call_there() {
+    for waits in [true, false] {
+        let [group, _other] = pair(true);
+        let abandoned = Arc::new(AtomicUsize::new(0));
+        let stuck = Scripted(None, abandoned.clone());
+        let make = |_: &Turn| {
+            // There is always more to do.
+            let first = Box::new(|| false);
+            Observed::new(stuck, Some(first), |_: &Group, _: &Poll<Result<Completion>>| true)
+        };
+        let timeout = Some(Duration::from_millis(50));
+        let result = if waits {
+            group.run(Class::Ordered, 0, BARRIER, timeout, make)
+        } else {
+            let running = group.start(Class::Ordered, 0, BARRIER, timeout, make).expect("it starts");
+            running.wait(Deadline::after(Duration::from_secs(20))).expect("it ends")
+        };
+        let error = result.expect_err("it is late");
+        assert_eq!(error.status(), Status::Timeout);
+        assert!(error.text().contains("buffers of this rank are still being combined"), "{error}");
+        assert_eq!(abandoned.load(Ordering::Relaxed), 1);
     }
 }
 
@@ -279,11 +330,10 @@ fn an_operation_beside_a_long_call_that_nobody_waits_for_goes_on_meanwhile() {
     let beside = Beside(looks.clone(), 0);
     let beside = other.start(Class::PointToPoint, 0, BARRIER, None, |_| beside).expect("it starts");
     beside.on_complete(note("beside"));
-    let make = |turn: &Turn| Observed {
+    let make = |turn: &Turn| {
         // SAFETY: as above.
-        operation: unsafe { leaf.run(&other, turn) },
-        first: None,
-        then: counting(&looks, usize::MAX),
+        let run = unsafe { leaf.run(&other, turn) };
+        Observed::new(run, None, counting(&looks, usize::MAX))
     };
     let long = other.start(Class::Ordered, 0, signature(Kind::Broadcast), None, make).expect("it starts");
     long.on_complete(note("long"));

@@ -129,7 +129,7 @@ fn one_of_several_sleepers_always_has_the_bell() {
 
 /// Rank 0 has told where a long message is, and then looks at nothing; rank 1 fills the ring to it, and receives the message. That rank
 /// 0 may let go of it has to wait for room, and rank 1 has no operation left that would wait for that.
-fn receives_behind_a_full_ring(then: impl FnOnce(Arc<Group>) + Send) {
+fn receives_behind_a_full_ring(ends: impl FnOnce(&Running), then: impl FnOnce(Arc<Group>) + Send) {
     let [sender, receiver] = linked_pair(true);
     let (bytes, mut came) = (vec![7; LARGE], vec![0; LARGE]);
     let sent = send(&sender, 1, &bytes);
@@ -138,7 +138,7 @@ fn receives_behind_a_full_ring(then: impl FnOnce(Arc<Group>) + Send) {
     for _ in 0..2048 {
         done(&send(&receiver, 2, &[0; 64]));
     }
-    done(&receive(&receiver, 1, &mut came));
+    ends(&receive(&receiver, 1, &mut came));
     assert!(came == bytes);
     assert_eq!(receiver.endpoint().messages().backlog(0), 1, "the last word waits");
     std::thread::scope(|scope| {
@@ -149,21 +149,44 @@ fn receives_behind_a_full_ring(then: impl FnOnce(Arc<Group>) + Send) {
     });
 }
 
+/// Until the other has heard the last word.
+fn goes_on(receiver: Arc<Group>) {
+    let end = Deadline::after(LOST);
+    while receiver.endpoint().messages().backlog(0) > 0 {
+        assert!(!end.expired(), "it waits for an operation");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_last_word_goes_out_though_its_operation_is_over() {
-    // Until the other has heard it.
-    receives_behind_a_full_ring(|receiver| {
-        let end = Deadline::after(LOST);
-        while receiver.endpoint().messages().backlog(0) > 0 {
-            assert!(!end.expired(), "it waits for an operation");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    });
+    receives_behind_a_full_ring(done, goes_on);
+}
+
+#[test]
+fn a_last_word_goes_out_though_its_operation_was_never_waited_for() {
+    receives_behind_a_full_ring(
+        |running| {
+            let end = Deadline::after(LOST);
+            while running.test().is_none() {
+                assert!(!end.expired(), "the message has not come");
+            }
+        },
+        goes_on,
+    );
 }
 
 #[test]
 fn a_last_word_goes_out_before_its_rank_leaves() {
-    receives_behind_a_full_ring(drop);
+    receives_behind_a_full_ring(done, drop);
+}
+
+#[test]
+fn a_last_word_goes_out_before_the_goodbyes_of_a_process_that_ends() {
+    // As a process does that has destroyed nothing.
+    receives_behind_a_full_ring(done, |receiver| {
+        receiver.endpoint().registration().close(Deadline::after(LOST));
+    });
 }
 
 #[test]

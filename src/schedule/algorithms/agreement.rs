@@ -26,6 +26,7 @@ pub(in crate::schedule) fn precede(
         Collective::Gather { root, .. } if meshed => all_to_one(b, shape, root),
         Collective::Gather { root, .. } => binomial::collect(b, shape, root),
         Collective::Scatter { ref counts, root } if meshed => return empty_blocks(b, shape, counts, root),
+        Collective::Scatter { ref counts, root } => return binomial::empty_subtrees(b, shape, counts, root),
         _ => return,
     };
     if shape.agreement == Agreement::Awaited {

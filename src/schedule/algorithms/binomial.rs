@@ -110,6 +110,23 @@ pub(in crate::schedule) fn scatter(b: &mut Builder, shape: &Shape, counts: &[u64
     b.copy(blocks[0], own);
 }
 
+/// What comes before a scatter of lists: who has nothing to pass on to a child, whose subtree has empty blocks alone, sends a
+/// message that says so. So every rank has a first message from its parent whichever of the two has it empty, and the lists are
+/// compared on every edge of the tree.
+pub(in crate::schedule) fn empty_subtrees(b: &mut Builder, shape: &Shape, counts: &[u64], root: Rank) {
+    let tree = Tree::new(shape, root);
+    let is_empty =
+        |mut labels: std::ops::Range<u32>| labels.all(|label| counts[tree.rank(label) as usize] == 0);
+    if tree.label != 0 && is_empty(tree.label..tree.label + tree.subtree_len()) {
+        b.await_signal(tree.parent());
+    }
+    for (child, subtree) in tree.children() {
+        if is_empty(subtree) {
+            b.signal(child);
+        }
+    }
+}
+
 /// The sum of all, from `input` of each rank into `output` of the root.
 fn reduce_piece(b: &mut Builder, shape: &Shape, root: Rank, input: Span, output: Span) {
     let (rank, size) = (shape.rank, shape.size);

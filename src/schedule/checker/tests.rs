@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::schedule::builder::Builder;
+use crate::schedule::ir::Step;
 use crate::schedule::{Agreement, Algorithm, Kind, Shape, plan};
 
 /// One collective of a whole group.
@@ -11,8 +12,11 @@ struct Case {
     collectives: Vec<Collective>,
     in_place: bool,
     chunk: u64,
+    portion: u64,
     ranks_per_node: u32,
     agreement: Agreement,
+    /// One that writes when it likes, whatever the others do.
+    told: Option<Rank>,
 }
 
 impl Case {
@@ -23,8 +27,8 @@ impl Case {
             alias: self.in_place.then(|| self.collectives[rank as usize].in_place_alias(rank)),
             chunk: self.chunk,
             ranks_per_node: self.ranks_per_node,
-            agreement: self.agreement,
-            portion: self.chunk,
+            agreement: if self.told == Some(rank) { Agreement::Told } else { self.agreement },
+            portion: self.portion,
         }
     }
 
@@ -59,10 +63,11 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { algorithm, collectives, in_place, chunk, ranks_per_node, agreement } = self;
+        let Case { algorithm, collectives, in_place, chunk, portion, ranks_per_node, agreement, told } = self;
         write!(
             f,
-            "{} of {} ranks: {:?}, in place {in_place}, chunk {chunk}, {ranks_per_node} ranks per node, {agreement:?}",
+            "{} of {} ranks: {:?}, in place {in_place}, chunk {chunk}, portion {portion}, {ranks_per_node} ranks per node, \
+             {agreement:?}, told {told:?}",
             algorithm.name(),
             collectives.len(),
             collectives[0]
@@ -131,12 +136,12 @@ fn prove(kind: Kind, algorithm: Algorithm) {
             let options = if size <= 9 { 0..6 } else { turn % 6..turn % 6 + 1 };
             for option in options {
                 // A chunk of one element makes many steps: small sizes are enough for it.
-                let chunk = match chunks[(turn + option) % 3] {
+                let piece = |turn: usize| match chunks[turn % 3] {
                     0 => 0,
                     1 if n * count > 64 => count / 3 + 1,
                     chunk => chunk.max(count / if size <= 16 { 12 } else { 3 }),
                 };
-                let case = Case {
+                let mut case = Case {
                     algorithm,
                     collectives: collectives(
                         kind,
@@ -147,14 +152,28 @@ fn prove(kind: Kind, algorithm: Algorithm) {
                         needs_uniform_counts(kind, algorithm),
                     ),
                     in_place: option % 2 == 1,
-                    chunk,
+                    chunk: piece(turn + option),
+                    portion: piece(turn + option + usize::from(option > 2)),
                     ranks_per_node: nodes[(turn + option) % nodes.len()],
                     agreement: agreements[(turn + option / 2) % 2],
+                    told: None,
                 };
                 case.prove();
+                // The others of these take as long again.
+                if hears(kind) && case.agreement == Agreement::Awaited && size <= 16 {
+                    case.told = Some((turn + option) as Rank % size);
+                    case.prove();
+                    (case.agreement, case.told) = (Agreement::Told, None);
+                    case.prove();
+                }
             }
         }
     }
+}
+
+/// Whether ranks may tell each other first what they have called.
+fn hears(kind: Kind) -> bool {
+    matches!(kind, Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::Alltoall)
 }
 
 fn needs_uniform_counts(kind: Kind, algorithm: Algorithm) -> bool {
@@ -231,6 +250,46 @@ fn every_algorithm_is_proved_for_everything_that_it_serves() {
     }
 }
 
+/// A rank of two-shot is at most 32 pieces ahead of another where they are on several nodes, 4 on one. So many pieces take
+/// every turn of both, and go on.
+#[test]
+fn two_shot_goes_on_as_it_has_begun() {
+    const CHUNK: u64 = 3;
+    for kind in [Kind::Allreduce, Kind::Reduce] {
+        for size in [2u32, 3, 5, 8] {
+            for (ranks_per_node, window) in [(size, 4u64), (1, 32)] {
+                for in_place in [false, true] {
+                    // The last shard is shorter than the others, by a piece of one element.
+                    let count = u64::from(size) * 250 - 1;
+                    let case = Case {
+                        algorithm: Algorithm::TwoShot,
+                        collectives: collectives(kind, size, count, size - 1, in_place, false),
+                        in_place,
+                        chunk: CHUNK,
+                        portion: 0,
+                        ranks_per_node,
+                        agreement: Agreement::Unsaid,
+                        told: None,
+                    };
+                    let schedules = case.schedules();
+                    for (rank, schedule) in schedules.iter().enumerate() {
+                        let fold = |step: &&Step| matches!(step.action, Action::Fold { .. });
+                        let folds = schedule.steps.iter().filter(fold).count();
+                        assert_eq!(folds, if rank as u32 == size - 1 { 83 } else { 84 }, "{case}");
+                        // Raw pieces come where those of a window ago have been; what goes to a root has room besides.
+                        let results = if kind == Kind::Reduce { folds as u64 * CHUNK } else { 0 };
+                        let raw = u64::from(size - 1) * window * CHUNK;
+                        assert!(schedule.scratch <= raw + results, "{case}: {}", schedule.scratch);
+                    }
+                    if let Err(error) = case.check(&schedules) {
+                        panic!("{case}: {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// A case small enough to break in every place.
 fn small(kind: Kind, algorithm: Algorithm) -> Case {
     let uniform = needs_uniform_counts(kind, algorithm);
@@ -238,7 +297,16 @@ fn small(kind: Kind, algorithm: Algorithm) -> Case {
     let size = if kind == Kind::Barrier { 4 } else { 5 };
     let collectives = collectives(kind, size, 24, 1, true, uniform);
     let agreement = Agreement::Unsaid;
-    Case { algorithm, collectives, in_place: true, chunk: 3, ranks_per_node: 2, agreement }
+    Case {
+        algorithm,
+        collectives,
+        in_place: true,
+        chunk: 3,
+        portion: 3,
+        ranks_per_node: 2,
+        agreement,
+        told: None,
+    }
 }
 
 /// The schedule with the actions `keep` lets through, its dependencies derived anew.
@@ -354,14 +422,15 @@ fn who_awaits_agreement_writes_no_output_before_it_has_heard_of_all() {
             let uniform = needs_uniform_counts(kind, algorithm);
             let collectives = collectives(kind, size, 100, size / 3, size % 2 == 0, uniform);
             let in_place = size % 2 == 0;
-            let (chunk, ranks_per_node) = (0, size);
             let case = Case {
                 algorithm,
                 collectives,
                 in_place,
-                chunk,
-                ranks_per_node,
+                chunk: 0,
+                portion: 0,
+                ranks_per_node: size,
                 agreement: Agreement::Awaited,
+                told: None,
             };
             let schedules = case.schedules();
             let all = u64::MAX >> (64 - size);
@@ -376,6 +445,50 @@ fn who_awaits_agreement_writes_no_output_before_it_has_heard_of_all() {
                     };
                     let place = Place { rank: rank as Rank, step, schedule };
                     assert!(!output || heard | from == all, "{case}: {place} has heard of {heard:b} only");
+                }
+            }
+        }
+    }
+}
+
+/// Each message says what list its sender has, so lists that differ are found by the first one of a pair, if both its ranks
+/// have one by their own list.
+#[test]
+fn the_same_ranks_of_a_gather_or_scatter_have_messages_whatever_is_empty() {
+    for &(kind, algorithm) in PROVED.iter().filter(|(kind, _)| matches!(kind, Kind::Gather | Kind::Scatter)) {
+        for size in 2..=13u32 {
+            for (root, turn) in [0, size / 2, size - 1].into_iter().zip(1..) {
+                let lengths: [&dyn Fn(u32) -> u64; 5] = [
+                    &|_| 1,
+                    &|_| 0,
+                    &|rank| u64::from(rank % 2),
+                    &|rank| u64::from(rank < size / 2),
+                    &|rank| if rank == turn % size { 5 } else { 0 },
+                ];
+                let meetings = lengths.map(|length| {
+                    let counts: Vec<u64> = (0..size).map(length).collect();
+                    let collective = match kind {
+                        Kind::Gather => Collective::Gather { counts, root },
+                        _ => Collective::Scatter { counts, root },
+                    };
+                    let pairs_of = |rank: Rank| {
+                        let shape = Shape { agreement: Agreement::Awaited, ..Shape::new(rank, size) };
+                        let schedule = plan(algorithm, &collective, &shape).expect("a plan");
+                        let pair = |step: &Step| match step.action {
+                            Action::Send { to, .. } => Some((rank, to)),
+                            Action::Receive { from, .. } => Some((from, rank)),
+                            _ => None,
+                        };
+                        let mut pairs: Vec<_> = schedule.steps.iter().filter_map(pair).collect();
+                        pairs.sort_unstable();
+                        pairs.dedup();
+                        pairs
+                    };
+                    (0..size).map(pairs_of).collect::<Vec<_>>()
+                });
+                for other in &meetings {
+                    let case = format!("{kind:?} by {}, {size} ranks, root {root}", algorithm.name());
+                    assert_eq!(*other, meetings[0], "{case}");
                 }
             }
         }

@@ -29,6 +29,9 @@ use crate::transport::tcp;
 /// How long after the end of a connection its process may still be seen to run: the kernel closes descriptors first.
 const VERDICT: Duration = Duration::from_millis(100);
 
+/// How long after the port has said what it could before the goodbyes it is asked for more.
+const LAST_WORDS_PAUSE: Duration = Duration::from_millis(1);
+
 /// One endpoint.
 pub(super) struct Endpoint {
     pub(super) shared: Arc<Shared>,
@@ -43,6 +46,8 @@ pub(super) struct Endpoint {
     /// Peers whose state changed and is to be looked at.
     pub(super) unsettled: Vec<u32>,
     attend_at: Option<Instant>,
+    /// Until when it is to be over, and until when goodbyes wait for what is to be said before them.
+    leaving: Option<(Deadline, Deadline)>,
     closing: bool,
     over: bool,
     /// Data streams of links that end when it is over.
@@ -153,6 +158,7 @@ impl Endpoint {
             peers: HashMap::new(),
             unsettled: Vec::new(),
             attend_at: None,
+            leaving: None,
             closing: false,
             over: false,
             streams: Vec::new(),
@@ -222,6 +228,7 @@ impl Endpoint {
                 self.end_doubt(core, peer);
                 self.unsettled.push(peer);
             }
+            Alarm::Leave => self.leave(core),
             Alarm::Close => {
                 if self.closing {
                     self.finish(core);
@@ -286,13 +293,24 @@ impl Endpoint {
         self.settle(core);
     }
 
-    /// Says goodbye to everybody. [`Endpoint::is_over`] when all is said, at the latest at `deadline`; `streams` are kept
-    /// until then.
+    /// Says goodbye to everybody, behind the port's last words. [`Endpoint::is_over`] when all is said, at the latest at `deadline`;
+    /// `streams` are kept until then.
     pub(super) fn close(&mut self, core: &mut Core, deadline: Deadline, streams: Box<dyn Send>) {
         self.streams.push(streams);
-        if std::mem::replace(&mut self.closing, true) {
+        if self.leaving.is_none() {
+            let words = Deadline::after(deadline.remaining_capped(super::DROP_TIMEOUT) / 2);
+            self.leaving = Some((deadline, words));
+            self.leave(core);
+        }
+    }
+
+    fn leave(&mut self, core: &mut Core) {
+        let Some((deadline, words)) = self.leaving else { return };
+        if self.tell(|port| port.has_last_words()) == Some(true) && !words.expired() {
+            core.alarm(Instant::now() + LAST_WORDS_PAUSE, self.shared.id, Alarm::Leave);
             return;
         }
+        self.closing = true;
         for listener in self.listeners.drain(..) {
             core.forget(listener.token, listener.socket.as_fd());
         }

@@ -40,7 +40,7 @@ impl Endpoint {
             let size = self.shared.segment.size();
             Error::new(
                 Status::OutOfMemory,
-                format!("no room for a ring of {bytes} bytes in the segment of {size}"),
+                format!("no room, or no memory, for a ring of {bytes} bytes in the segment of {size}"),
             )
         })
     }

@@ -80,7 +80,7 @@ enum Candidate {
 struct Outgoing {
     candidates: VecDeque<Candidate>,
     /// The ways that are none to this peer.
-    excluded: Vec<&'static str>,
+    excluded: Vec<String>,
     /// What became of those tried.
     failures: Vec<String>,
     /// Not before this moment: the peer is busy.
@@ -289,8 +289,8 @@ impl Endpoint {
         let same_host = address.host == self.shared.address.host;
         match (self.options.shm, same_host) {
             (true, true) => candidates.push_back(Candidate::Local),
-            (true, false) => excluded.push("shared memory: it is on another host"),
-            (false, _) => excluded.push("shared memory: switched off"),
+            (true, false) => excluded.push("shared memory: it is on another host".to_owned()),
+            (false, _) => excluded.push("shared memory: switched off".to_owned()),
         }
         match (self.options.tcp, address.addresses.is_empty()) {
             (true, false) if same_host => {
@@ -299,8 +299,8 @@ impl Endpoint {
             (true, false) => {
                 candidates.extend(address.seen_from(&self.shared.address.addresses).map(Candidate::Tcp));
             }
-            (true, true) => excluded.push("TCP: it listens nowhere"),
-            (false, _) => excluded.push("TCP: switched off"),
+            (true, true) => excluded.push("TCP: it listens nowhere".to_owned()),
+            (false, _) => excluded.push(format!("TCP: {}", self.options.no_tcp)),
         }
         Outgoing { candidates, excluded, failures: Vec::new(), pause: None, trial: None }
     }

@@ -212,6 +212,8 @@ pub(super) enum Alarm {
     Flush { token: u64 },
     /// This peer's link has something to look at: a deadline, another attempt, a verdict.
     Peer { peer: u32 },
+    /// Something was left to be said before the goodbyes.
+    Leave,
     /// The goodbyes have had their time.
     Close,
 }

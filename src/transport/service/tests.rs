@@ -522,10 +522,16 @@ fn options_come_from_the_environment_and_bad_ones_are_named() {
     assert_eq!(parse("UNISONO_TCP_THREADS", "3").unwrap().tcp_threads, Some(3));
     assert_eq!(parse("UNISONO_HOST", "a").unwrap().host.as_deref(), Some("a"));
     assert_eq!(["0", "1"].map(|value| parse("UNISONO_RELAY", value).unwrap().relays), [false, true]);
+    for name in ["TRANSPORT", "CMA", "RELAY", "TCP_STREAMS", "TCP_THREADS", "HOST"] {
+        let empty = Options::from_environment(|asked| {
+            asked.strip_prefix("UNISONO_").filter(|&asked| asked == name).map(|_| String::new())
+        });
+        assert_eq!(format!("{:?}", empty.unwrap()), format!("{:?}", Options::default()), "{name}");
+    }
     for (name, value) in [
-        ("UNISONO_TRANSPORT", ""),
         ("UNISONO_TRANSPORT", "shm,infiniband"),
         ("UNISONO_CMA", "yes"),
+        ("UNISONO_RELAY", "off"),
         ("UNISONO_TCP_STREAMS", "0"),
         ("UNISONO_TCP_STREAMS", "65"),
         ("UNISONO_TCP_STREAMS", "many"),

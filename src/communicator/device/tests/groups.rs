@@ -113,9 +113,12 @@ fn which_call_of_a_launch_differs_is_told() {
 
 #[test]
 fn calls_of_a_group_are_refused_after_an_abort() {
+    let ready = std::sync::Barrier::new(2);
     ranks(&processes(2), words, |context, seat| {
         let (double, _, device) = seat;
         let calls = [1, 1, 2].map(|count| (count, double.memory(*device, 8), None));
+        // Else the abort may end the other's setup.
+        ready.wait();
         context.abort();
         let refused = give(context, seat, &calls).expect_err("nothing is given");
         assert_eq!(refused.status(), Status::Aborted);

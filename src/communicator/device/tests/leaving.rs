@@ -91,13 +91,13 @@ pub(super) fn refusing(calls: usize, body: impl Fn(usize) + Sync) {
 const CALLS: usize = 64;
 
 /// Has what is over of exchanges given back: one rank says so, then the other's is, too.
-pub(super) fn sweep(devices: &Devices) {
+pub(super) fn sweep(devices: &Arc<Devices>) {
     (0..2).for_each(|_| devices.give_back());
 }
 
 /// What has been given to `double` waits for a gate: nothing is given back before that opens. The bytes of both devices that are left
 /// afterwards.
-fn lasts_until_the_gate_opens(double: &Double, devices: &Devices, open: impl FnOnce()) -> [usize; 2] {
+fn lasts_until_the_gate_opens(double: &Double, devices: &Arc<Devices>, open: impl FnOnce()) -> [usize; 2] {
     sweep(devices);
     assert_eq!(double.complaints(), Vec::<String>::new());
     open();

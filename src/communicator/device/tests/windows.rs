@@ -78,6 +78,24 @@ fn a_window_that_ends_under_a_replay_stays_mapped() {
     });
 }
 
+/// Kernels that find all that they wait for do not ask the host whether to go on: what a stream comes to after a failure would still
+/// write into the windows of ranks that have been told of it.
+#[test]
+fn a_failure_sets_the_latch_of_kernels_that_write_into_windows() {
+    let ready = std::sync::Barrier::new(2);
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 5 * MIB as usize);
+        let _window = window(context, memory, 4 * MIB).expect("a window");
+        let (_, exchange) = exchange(context);
+        assert_eq!(word(double, exchange.latch_address()), 0);
+        ready.wait();
+        if context.rank() == 0 {
+            context.abort();
+        }
+        until("the latch", || word(double, exchange.latch_address()) == 1);
+    });
+}
+
 #[test]
 fn a_reduction_in_windows_has_all_that_it_shares_there() {
     ranks(&processes(2), words, |context, (double, _, device)| {

@@ -2,6 +2,8 @@
 //! without a wait.
 
 use super::*;
+use crate::communicator::context::Place;
+use crate::engine::staged::relay::Limits;
 
 /// Elements: none, one, odd, three pieces and a bit.
 const COUNTS: [usize; 4] = [0, 1, 37, 201];
@@ -51,6 +53,65 @@ fn lists_that_all_ranks_know_come_in_pieces_too() {
             });
             assert_eq!(complaints.concat(), Vec::<String>::new(), "over {transports}, {order:?}");
         }
+    }
+}
+
+/// Pieces of a call that one rank has sent before another's stream comes to it.
+const AHEAD: usize = 1100;
+
+/// A call to which rank 1's stream comes when rank 0 has sent all of it; or, if there is a `limit` to what rank 1 keeps that it has not
+/// asked for, when it keeps so much. What went wrong.
+fn run_far_ahead(kind: Kind, round: u32, limit: Option<usize>) -> Vec<String> {
+    let (met, is_sent) = (Barrier::new(2), AtomicBool::new(false));
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+        let Place::Group(group) = rank.context.place() else { panic!("a group") };
+        let (is_late, endpoint) = (rank.rank == 1, group.endpoint());
+        if let (true, Some(limit)) = (is_late, limit) {
+            endpoint.messages().limit_unexpected(limit);
+        }
+        met.wait();
+        let gate = is_late.then(|| rank.gate());
+        let work = exercise(rank, kind, 64 * AHEAD, false, round).expect("it starts");
+        if let Some(gate) = gate {
+            let is_ahead = || match limit {
+                Some(limit) => endpoint.messages().unexpected_bytes() > limit,
+                None => is_sent.load(Ordering::Acquire),
+            };
+            let until = Deadline::after(PATIENCE);
+            while !is_ahead() && !until.expired() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Time for what comes too early.
+            std::thread::sleep(Duration::from_millis(10));
+            let kept = endpoint.messages().unexpected_bytes();
+            gate.release();
+            // One message is more than that.
+            assert!(limit.is_none_or(|limit| kept <= limit + 4 * PIECE), "{kept} bytes are kept");
+        }
+        let result = work.wait(Deadline::after(PATIENCE));
+        is_sent.store(true, Ordering::Release);
+        result.expect("it ends well");
+        rank.drain()
+    });
+    complaints.concat()
+}
+
+#[test]
+fn a_rank_may_be_any_number_of_pieces_ahead_of_one_whose_stream_is_late() {
+    // The root sends, or the other rank does.
+    for (kind, round) in [(Kind::Scatter, 0), (Kind::Broadcast, 0), (Kind::Gather, 1)] {
+        let complaints = run_far_ahead(kind, round, None);
+        assert_eq!(complaints, Vec::<String>::new(), "{kind:?}");
+    }
+}
+
+#[test]
+fn of_what_comes_before_its_stream_a_rank_keeps_so_much_and_takes_the_rest_when_that_comes() {
+    for (kind, round) in [(Kind::Scatter, 0), (Kind::Gather, 1)] {
+        let complaints = run_far_ahead(kind, round, Some(1 << 15));
+        assert_eq!(complaints, Vec::<String>::new(), "{kind:?}");
     }
 }
 

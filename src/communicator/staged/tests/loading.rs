@@ -335,14 +335,19 @@ fn a_courier_leaves_although_somebody_looks_who_passes_over_the_call_that_is_hel
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
-/// There is no pinned memory for calls of `LONG` elements.
+/// There is no pinned memory for calls of `LONG` elements, which couriers carry.
 fn make_pinned_memory_scarce(rank: &Rank) {
     rank.copy_by_kernels();
+    make_it_scarce(rank, LONG);
+}
+
+/// There is none for pieces of so many elements.
+fn make_it_scarce(rank: &Rank, elements: usize) {
     rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
     let first = exercise(rank, Kind::Allreduce, 37, false, 0).expect("it starts");
     first.wait(deadline()).expect("it ends well");
     assert_eq!(rank.drain(), Vec::<String>::new());
-    rank.context.cuda().pretend(&rank.devices, 4 * LONG);
+    rank.context.cuda().pretend(&rank.devices, 4 * elements);
 }
 
 /// What begins behind calls of which one asks the driver: every collective, lists, messages either way, a call without a stream.
@@ -421,6 +426,70 @@ fn no_pinned_memory_is_made_while_a_stream_waits_behind_a_call_that_asks_the_dri
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// Elements of a piece of which no message goes unasked, by whatever algorithm.
+const ASKED: usize = 204_800;
+
+/// What goes wrong when the last piece of a broadcast's root finds pinned memory, while the first waits for some to be stored from.
+fn store_last_first(couriers: bool) -> Vec<String> {
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        if couriers {
+            rank.copy_by_kernels();
+        }
+        make_it_scarce(rank, ASKED);
+        let memory = rank.memory(&[1]);
+        let sum = request(Kind::Allreduce, memory, memory, 1, 0);
+        let start = || [Call::default(), rank.call()].map(|call| rank.start(&sum, &call).expect("it starts"));
+        let broadcast = || exercise(rank, Kind::Broadcast, 2 * ASKED, false, 0).expect("it starts");
+        if rank.rank == 1 {
+            // The other has begun all, and has no pinned memory made for the last.
+            met.wait();
+            for work in start() {
+                work.wait(deadline()).expect("it ends well");
+            }
+            met.wait();
+            let result = broadcast().wait(deadline());
+            met.wait();
+            result.expect("it ends well");
+            return rank.drain();
+        }
+        let first = start();
+        let before = rank.double.registered();
+        let last = broadcast();
+        let made = rank.double.registered() - before;
+        met.wait();
+        for work in first {
+            work.wait(deadline()).expect("it ends well");
+        }
+        // The first piece has been loaded by way of the spare lane, and waits for the other rank.
+        let Place::Group(group) = rank.context.place() else { panic!("a group") };
+        let until = deadline();
+        while group.endpoint().messages().operations() == 0 && !until.expired() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let spare = Hoard::of_spare(&rank.devices, 0);
+        // The last one has a lane of its own.
+        drop(Hoard::of_new(&rank.devices, 0, 2 * 4 * ASKED));
+        met.wait();
+        // And the other rank has both.
+        met.wait();
+        // Time for what comes too early.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(made == 0 && spare.is_some(), "{made} bytes were pinned for it, or the spare lane is in use");
+        drop(spare);
+        last.wait(deadline()).expect("it ends well");
+        rank.drain()
+    });
+    complaints.concat()
+}
+
+#[test]
+fn a_root_whose_first_piece_waits_for_pinned_memory_keeps_its_stream_though_the_last_is_stored() {
+    for couriers in [true, false] {
+        assert_eq!(store_last_first(couriers), Vec::<String>::new(), "couriers: {couriers}");
+    }
 }
 
 /// It would ask the driver in its course, which would wait for the courier behind it.

@@ -277,6 +277,26 @@ fn ranks_that_differ_in_their_memory_are_told() {
     }
 }
 
+/// As of objects over several device pointers, which have combined those.
+#[test]
+fn ranks_that_differ_in_the_number_of_buffers_that_they_average_over_are_told() {
+    for numbers in [[2, 3], [0, 2]] {
+        let errors = ranks(2, "shm", Order::RoundRobin, |rank| {
+            let memory = rank.memory(&[0; LEN]);
+            let sum = request(Kind::Allreduce, memory, memory, LEN as u64, 0);
+            let call = |averaged| Call { averaged, ..Call::default() };
+            rank.run(&sum, &call(2)).expect("they have equally many");
+            rank.run(&sum, &call(numbers[rank.rank as usize])).expect_err("they differ")
+        });
+        for error in errors {
+            assert_eq!(error.status(), Status::Mismatch, "{error}");
+            for words in ["average over 2 buffers of each rank", "numbers of their buffers differ"] {
+                assert!(error.text().contains(words), "{error}");
+            }
+        }
+    }
+}
+
 #[test]
 fn wrong_memory_and_wrong_streams_are_named() {
     ranks(2, "shm", Order::Eager, |rank| {

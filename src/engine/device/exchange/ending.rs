@@ -7,6 +7,7 @@ use super::DeviceExchange;
 use crate::cuda::driver::retry;
 use crate::cuda::polling;
 use crate::deadline::Deadline;
+use crate::engine::endpoint::lock;
 use crate::error::Result;
 use crate::sys::process;
 
@@ -29,42 +30,63 @@ impl DeviceExchange {
     /// whoever calls this is to end, and is asked by another thread. Once that is done, later calls do nothing.
     pub fn shut(self: &Arc<Self>) {
         self.abort();
-        if self.parts().urgent.is_some() {
-            self.shut.call_once(|| self.latch_aside());
+        if self.parts().urgent.get().is_some() {
+            self.shut.call_once(|| {
+                let latched = self.latch_aside().and_then(|told| {
+                    told.recv_timeout(2 * LATCHING).unwrap_or_else(|cause| Err(cause.to_string()))
+                });
+                if let Err(cause) = latched {
+                    log::debug!("kernels that are launched already may run: {cause}");
+                }
+            });
         }
     }
 
-    /// Sets the kernels' latch from another thread, and waits for that.
-    fn latch_aside(self: &Arc<Self>) {
+    /// Sets the kernels' latch from another thread, which tells how that went.
+    fn latch_aside(self: &Arc<Self>) -> Result<mpsc::Receiver<Result<(), String>>, String> {
         let (this, (tell, told)) = (self.clone(), mpsc::sync_channel(1));
         let latch = move || {
-            let latched = this.latch();
+            let latched = this.latch().map_err(|error| error.to_string());
             // The exchange may end here, which is nobody's to wait for.
             drop(this);
             // Who waited may have gone on.
             let _ = tell.send(latched);
         };
-        let latched =
-            process::spawn("unisono-latch", latch).map_err(|cause| cause.to_string()).and_then(|_| {
-                told.recv_timeout(2 * LATCHING)
-                    .map_err(|cause| cause.to_string())?
-                    .map_err(|error| error.to_string())
-            });
-        if let Err(cause) = latched {
-            log::debug!("kernels that are launched already may run: {cause}");
-        }
+        process::spawn("unisono-latch", latch).map_err(|cause| cause.to_string())?;
+        Ok(told)
+    }
+
+    /// Makes what [`DeviceExchange::shut`] and [`DeviceExchange::abort`] need for kernels that write into other ranks' memory. May wait
+    /// for the GPU.
+    pub(in crate::engine::device) fn prepare_to_latch(&self) -> Result<()> {
+        self.parts().prepare_urgent()
+    }
+
+    /// Where the kernels' latch lies.
+    #[cfg(test)]
+    pub fn latch_address(&self) -> u64 {
+        self.parts().arena.address()
     }
 
     fn latch(&self) -> Result<()> {
         let parts = self.parts();
-        let Some(stream) = &parts.urgent else { return Ok(()) };
+        let Some(stream) = parts.urgent.get() else { return Ok(()) };
         // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
         unsafe { stream.write_value(parts.arena.address(), 1) }?;
         stream.synchronize(Deadline::after(LATCHING))
     }
 
-    /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread.
-    pub fn abort(&self) {
+    /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread. A kernel that is launched already and
+    /// finds all that it waits for does not ask the host, and may still have its results written: into windows, too, until the latch is
+    /// set, a moment later.
+    pub fn abort(self: &Arc<Self>) {
         self.parts().fault.abort();
+        if lock(&self.parts().windows).have_been() {
+            self.latches.call_once(|| {
+                if let Err(cause) = self.latch_aside() {
+                    log::debug!("kernels that are launched already may write into windows: {cause}");
+                }
+            });
+        }
     }
 }

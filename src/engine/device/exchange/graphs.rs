@@ -10,10 +10,11 @@ use super::Parts;
 use crate::cuda::driver::GraphRecord;
 use crate::cuda::stream::Stream;
 use crate::error::{Result, fail};
+use crate::settings::{self, switch};
 
 /// Whether graphs are mixed with other calls, where nobody says.
-pub(super) fn mixes_by_default() -> bool {
-    !std::env::var("UNISONO_GRAPH_MIXING").is_ok_and(|value| value.trim() == "0")
+pub(in crate::engine::device) fn mixes_by_default() -> Result<bool> {
+    Ok(switch("UNISONO_GRAPH_MIXING", settings::get("UNISONO_GRAPH_MIXING").as_deref())?.unwrap_or(true))
 }
 
 /// Captures that are known, the latest ones. What is called in an older one counts as its first call.

@@ -121,6 +121,8 @@ impl DeviceExchange {
         }
         let turn = group.number(class, signatures, caller.timeout)?;
         let mut begun = false;
+        // What others are told of is launched, and an event stands for it, before anything is done in quiet.
+        let launching = self.devices().launching();
         // Before anybody is told of the call: a stream that only waits for what others were given has nothing of it.
         let wait = || {
             if ran_on.is_some_and(|before| before != id) {
@@ -140,6 +142,7 @@ impl DeviceExchange {
             // Part of it may be there.
             parts.astray.add(stream);
         }
+        drop(launching);
         drop(lane);
         if let Err(error) = given {
             if !begun {

@@ -217,7 +217,10 @@ impl DeviceExchange {
                 let (number, spare) = parts.one_sided.begin_wait();
                 let new = || Event::new(self.devices(), self.device()).map(Arc::new);
                 let given = spare.map_or_else(new, Ok).and_then(|over| {
-                    parts.kernels.enqueue_wait(&counts, stream)?;
+                    {
+                        let _launching = self.devices().launching();
+                        parts.kernels.enqueue_wait(&counts, stream)?;
+                    }
                     // Nobody would see to its deadline.
                     over.record(stream).inspect_err(|error| group.fail_here(error))?;
                     Ok(Wait { number, over, counts, since, deadline })
@@ -325,7 +328,10 @@ impl DeviceExchange {
     pub(super) fn oversee_waits(&self, group: &Group) {
         let late = lock(&self.parts().one_sided.waits).under_way.iter().find_map(Wait::late);
         if let Some((counts, waited)) = late.filter(|_| group.failure().is_none()) {
-            group.fail(self.late_signals(group, &counts, waited));
+            let unknown =
+                "; the driver does not answer meanwhile, so they may have come without anybody knowing";
+            let error = self.late_signals(group, &counts, waited);
+            group.fail(Error::new(error.status(), format!("{}{unknown}", error.text())));
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, MutexGuard};
 
 use super::{Caller, DeviceExchange, Enqueued, Lane, Members};
 use crate::cuda::exchange::{Job, Point};
+use crate::cuda::quiet::Launching;
 use crate::cuda::stream::Stream;
 use crate::engine::device::compare::Terms;
 use crate::engine::endpoint::lock;
@@ -16,6 +17,8 @@ use crate::error::{Error, Result};
 pub struct Series<'a> {
     exchange: &'a Arc<DeviceExchange>,
     lane: MutexGuard<'a, Lane>,
+    /// As in `give`. Couriers that are launched in between are, too, by the same thread.
+    _launching: Launching<'a>,
     stream: Stream,
     id: u64,
     /// Whether the stream has been given something for which no event stands.
@@ -41,7 +44,8 @@ impl DeviceExchange {
             // SAFETY: as above.
             unsafe { devices.driver().stream_id(handle) }?
         };
-        Ok(Series { exchange: self, lane, stream, id, open: false })
+        let _launching = self.devices().launching();
+        Ok(Series { exchange: self, lane, _launching, stream, id, open: false })
     }
 }
 

@@ -192,7 +192,7 @@ impl Lists {
     /// Names a message.
     fn key(&self, group: &Group, slot: u32) -> Key {
         let key = self.turn().key(group);
-        Key { slot: key.slot + slot, ..key }
+        Key { slot: key.slot + u64::from(slot), ..key }
     }
 
     fn carrier(&self) -> &Carrier {

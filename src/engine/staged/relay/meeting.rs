@@ -71,7 +71,7 @@ enum Stage {
     Over,
 }
 
-/// The slot of these messages: no piece of the call has it at the same time.
+/// The piece that these messages are: no call has so many.
 const GREETING: u32 = u32::MAX;
 
 impl Meeting {

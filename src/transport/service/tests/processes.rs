@@ -7,8 +7,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
+use self::not_run::not_run;
 use super::*;
 use crate::sys::socket::{MAX_FDS, send};
+
+#[path = "../../../../tests/support/not_run.rs"]
+mod not_run;
 
 /// Starts this test program as another process that plays `role` as rank 1 towards `address`.
 fn spawn(role: &str, address: &PeerAddress) -> Child {
@@ -146,6 +150,9 @@ fn play(test: &str, role: &str) -> String {
     written.into_owned()
 }
 
+/// What [`process_of_a_crowded_user`] writes where it can do nothing.
+const WITHOUT_LIMIT: &str = "skipped: as many descriptors";
+
 /// Not a test by itself: what [`a_link_waits_while_too_many_descriptors_are_under_way`] runs.
 #[test]
 fn process_of_a_crowded_user() {
@@ -154,9 +161,7 @@ fn process_of_a_crowded_user() {
     }
     // The limit is no limit to root. Where this is refused, what is seen below decides.
     // SAFETY: takes no pointers.
-    if unsafe { libc::geteuid() } == 0 && unsafe { libc::setuid(65534) } != 0 {
-        println!("this root cannot be nobody");
-    }
+    let stays_root = unsafe { libc::geteuid() == 0 && libc::setuid(65534) != 0 };
     set_limit(libc::RLIMIT_NOFILE, Some(64));
     let (near, far) = UnixStream::pair().unwrap();
     let file = File::open("/dev/null").unwrap();
@@ -164,7 +169,8 @@ fn process_of_a_crowded_user() {
     // Nobody takes them out, so the socket is full in the end if nothing else is.
     let full = (0..100_000).find_map(|_| send(near.as_fd(), b"x", &fds).err()).expect("an end");
     if full.raw_os_error() != Some(libc::ETOOMANYREFS) {
-        println!("skipped: as many descriptors as one likes can be under way here ({full})");
+        let whose = if stays_root { "of root, who cannot be nobody, " } else { "" };
+        println!("{WITHOUT_LIMIT} {whose}are under way here as one likes ({full})");
         return;
     }
     let [a, b] = pair(over(LinkKind::Shm));
@@ -199,9 +205,36 @@ fn process_of_a_crowded_user() {
 #[test]
 fn a_link_waits_while_too_many_descriptors_are_under_way() {
     let written = play("process_of_a_crowded_user", "crowded");
-    if let Some(why) = written.lines().find(|line| line.contains("skipped: ")) {
-        println!("{why}");
+    if let Some(why) = written.lines().find(|line| line.contains(WITHOUT_LIMIT)) {
+        not_run("a_link_waits_while_too_many_descriptors_are_under_way", why);
     }
+}
+
+#[test]
+fn a_refusal_tells_why_there_is_no_tcp_to_another_host() {
+    let there = Node::new(1, 2, 1, Options { host: Some("elsewhere".into()), ..small() });
+    for (why, options) in [
+        ("switched off", over(LinkKind::Shm)),
+        (
+            "no network interface is up",
+            Options { no_tcp: "no network interface is up", ..over(LinkKind::Shm) },
+        ),
+    ] {
+        let here = Node::new(0, 2, 1, options);
+        here.open(there.registration.address());
+        let refusal = here.refusal();
+        let due = format!("shared memory: it is on another host; TCP: {why}");
+        assert!(refusal.text().contains(&due), "{refusal}");
+    }
+}
+
+#[test]
+fn a_refusal_for_a_segment_says_that_room_or_memory_is_missing() {
+    let there = Node::new(1, 2, 1, over(LinkKind::Shm));
+    let here = Node::new(0, 2, 1, Options { segment_bytes: 0, ..over(LinkKind::Shm) });
+    here.open(there.registration.address());
+    let refusal = here.refusal();
+    assert!(refusal.text().contains("shared memory: no room, or no memory, for a ring of"), "{refusal}");
 }
 
 /// Not a test by itself: what [`where_segments_have_no_place_links_are_over_tcp_on_both_sides`] runs.

@@ -8,6 +8,7 @@ both_ways! {
     a_deadline_lets_the_stream_go_on,
     a_rank_that_leaves_is_named,
     calls_that_differ_are_told_before_anything_is_written,
+    a_group_relays_after_another_has_given_up,
 }
 
 fn a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm(way: &str) {
@@ -255,6 +256,52 @@ fn connections_end_with_their_group_whatever_was_given_up() {
         assert!(start.elapsed() < PATIENCE, "movers are left");
         std::thread::yield_now();
     }
+}
+
+impl Rank {
+    /// The same rank of another job, on the same devices and the same stream, which relays.
+    fn beside(&self, store: &Arc<dyn Store>, way: &str) -> Rank {
+        let context = join(self.rank, 2, Rendezvous::Store(store.clone()), way);
+        context.cuda().pretend(&self.devices, PIECE);
+        let beside = Rank {
+            context,
+            double: self.double.clone(),
+            devices: self.devices.clone(),
+            stream: self.stream,
+            rank: self.rank,
+            completes: AtomicBool::new(false),
+        };
+        beside.relay();
+        beside.warm_up();
+        beside
+    }
+}
+
+/// What a call ran in that was given up is kept until the next relayed call, which there is only if lanes are made without that.
+fn a_group_relays_after_another_has_given_up(way: &str) {
+    let stores = [(); 2].map(|()| Arc::new(HashStore::new()) as Arc<dyn Store>);
+    let met = Barrier::new(2);
+    let complaints = ranks(2, way, Order::RoundRobin, |rank| {
+        let first = rank.beside(&stores[0], way);
+        if rank.rank == 0 {
+            let memory = first.memory(&[0; 700]);
+            // If its stream has not come to it by then, the test finds less.
+            let call = Call { timeout: Some(Duration::from_millis(100)), ..first.call() };
+            let sum = request(Kind::Allreduce, memory, memory, 700, 0);
+            let work = first.start(&sum, &call).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not follow");
+        }
+        // Nobody leaves before.
+        met.wait();
+        assert_eq!(grave(rank.drain()), Vec::<String>::new());
+        drop(first);
+        let second = rank.beside(&stores[1], way);
+        let before = second.relayed();
+        second.first_call();
+        assert!(second.relayed() > before);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
 /// What lets the others use this rank's lanes may be late, but has gone when a call ends that needs it: the second of four pieces each,
