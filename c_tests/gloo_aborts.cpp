@@ -1,6 +1,7 @@
 // C++17: the gloo face with ranks as threads: waits that are aborted, and waits that time out.
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <random>
 
@@ -324,6 +325,98 @@ void a_wait_tells_whose_timeout_ended_it() {
     });
 }
 
+/* What the waits throw, each in a thread of its own; "true" or "false" for one that returns. */
+std::vector<std::string> told(const std::vector<std::function<bool()>> &calls) {
+    std::vector<std::string> texts(calls.size());
+    at_once(static_cast<int>(calls.size()), [&](int i) {
+        auto &text = texts[static_cast<std::size_t>(i)];
+        try {
+            text = calls[static_cast<std::size_t>(i)]() ? "true" : "false";
+        } catch (const IoException &error) {
+            text = error.what();
+        }
+    });
+    return texts;
+}
+
+/* The other rank's wait times out. More wait than there are messages, of which there may be none. */
+void waits_without_a_message_are_told_of_a_failure() {
+    for (const bool posted : {true, false}) {
+        for (const auto timeout : {milliseconds(20000), gloo::kNoTimeout}) {
+            std::promise<void> done;
+            auto over = done.get_future();
+            as_threads(2, [&](const GlooContext &context) {
+                int value = 0;
+                const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+                if (context->rank == 1) {
+                    buffer->recv(0, 5);
+                    CHECK_THROWS(IoException, "Timed out", buffer->waitRecv(milliseconds(300)));
+                    over.wait_for(std::chrono::seconds(30));
+                    return;
+                }
+                if (posted) {
+                    buffer->recv(1, 5);
+                }
+                const auto receives = [&] { return buffer->waitRecv(timeout); };
+                const auto sends = [&] { return buffer->waitSend(timeout); };
+                const double begin = seconds_now();
+                const auto texts = told({receives, receives, sends});
+                const double took = seconds_now() - begin;
+                done.set_value();
+                for (const auto &text : texts) {
+                    if (text.find("300ms") == std::string::npos) {
+                        throw std::logic_error("a wait was told \"" + text + "\"");
+                    }
+                }
+                CHECK(took < 5);
+            });
+        }
+    }
+}
+
+void closing_ends_waits_without_a_message() {
+    as_threads(2, [](const GlooContext &context) {
+        int value = 0;
+        const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+        auto wait = std::async(std::launch::async, [&] { return buffer->waitRecv(std::chrono::seconds(20)); });
+        CHECK(!ended(wait, 50));
+        context->closeConnections();
+        within(5, [&] { CHECK_THROWS(IoException, "closed", wait.get()); });
+    });
+}
+
+/* A wait that is aborted as the other rank's times out ends by either, and one that throws tells the cause. */
+void abort_meets_a_failure() {
+    for (int round = 0; round < 20; round++) {
+        std::promise<void> done;
+        auto over = done.get_future();
+        as_threads(2, [&](const GlooContext &context) {
+            int value = 0;
+            const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+            buffer->recv(1 - context->rank, 5);
+            if (context->rank == 1) {
+                CHECK_THROWS(IoException, "Timed out", buffer->waitRecv(milliseconds(8)));
+                over.wait_for(std::chrono::seconds(30));
+                return;
+            }
+            auto waiting = std::async(std::launch::async, [&] {
+                const auto receives = [&] { return buffer->waitRecv(std::chrono::seconds(20)); };
+                const std::string first = told({receives})[0];
+                return std::vector<std::string>{first, told({receives})[0]};
+            });
+            std::this_thread::sleep_for(std::chrono::microseconds(7500 + round * 75));
+            buffer->abortWaitRecv();
+            const auto texts = waiting.get();
+            done.set_value();
+            for (const auto &text : texts) {
+                if (text != "false" && text.find("Timed out waiting 8ms") == std::string::npos) {
+                    throw std::logic_error("a wait was told \"" + text + "\"");
+                }
+            }
+        });
+    }
+}
+
 /* A timeout that no clock can add to the time is as good as none. */
 void the_longest_timeout() {
     const auto longest = milliseconds::max();
@@ -361,6 +454,9 @@ int main() {
         {"a wait with nothing started times out", a_wait_with_nothing_started_times_out},
         {"a timeout ends the context for all", a_timeout_ends_the_context_for_all},
         {"a wait tells whose timeout ended it", a_wait_tells_whose_timeout_ended_it},
+        {"waits without a message are told of a failure", waits_without_a_message_are_told_of_a_failure},
+        {"closing ends waits without a message", closing_ends_waits_without_a_message},
+        {"abort meets a failure", abort_meets_a_failure},
         {"the longest timeout", the_longest_timeout},
     });
 }

@@ -461,6 +461,24 @@ void a_send_buffer_ends_before_its_message_is_taken() {
     });
 }
 
+/* A short message to a rank that there is no link to yet. */
+void a_send_buffer_ends_before_its_link_is_open() {
+    as_threads(20, [](const GlooContext &context) {
+        if (context->rank == 0) {
+            for (int peer = 1; peer < context->size; peer++) {
+                Bytes memory = pattern(64, peer);
+                make_send(context, peer, 1, memory)->send();
+            }
+        } else {
+            pause_for(400);
+            Bytes memory(64);
+            within(5, [&] { make_receive(context, 0, 1, memory)->waitRecv(); });
+            CHECK(memory == pattern(64, context->rank));
+        }
+        barrier(context);
+    });
+}
+
 void a_receive_buffer_ends_as_a_message_comes() {
     // It has taken the message or not; the next receive buffer of the slot gets the next one in any case.
     constexpr std::size_t first = 2 * MiB, second = MiB;
@@ -606,6 +624,7 @@ int main() {
         {"pair buffers are made again", pair_buffers_are_made_again},
         {"pair buffers end with messages under way", pair_buffers_end_with_messages_under_way},
         {"a send buffer ends before its message is taken", a_send_buffer_ends_before_its_message_is_taken},
+        {"a send buffer ends before its link is open", a_send_buffer_ends_before_its_link_is_open},
         {"a receive buffer ends as a message comes", a_receive_buffer_ends_as_a_message_comes},
         {"closing ends the wait of another thread", closing_ends_the_wait_of_another_thread},
         {"a wait that throws leaves nothing under way", a_wait_that_throws_leaves_nothing_under_way},

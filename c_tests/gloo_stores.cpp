@@ -260,6 +260,22 @@ void hash_stores() {
     CHECK((prefixed.multi_get({"x", "y"}) == std::vector<std::vector<char>>{chars("3"), chars("4")}));
     CHECK(store->get("p/y") == chars("4"));
     prefixed.append("x", chars("0"));
+    // What derived classes have of gloo's.
+    struct Derived : gloo::rendezvous::PrefixStore {
+        using PrefixStore::PrefixStore;
+        std::vector<char> read(const std::string &key) { return store_->get(joinKey(key)); }
+        const std::string &prefix() const { return prefix_; }
+    };
+    CHECK(Derived("p", store).read("y") == chars("4"));
+    CHECK_EQ(Derived("p", store).prefix(), "p");
+    struct DerivedHash : gloo::rendezvous::HashStore {
+        std::size_t count() {
+            std::lock_guard<std::mutex> hold(m_);
+            cv_.notify_all();
+            return map_.size();
+        }
+    };
+    CHECK_EQ(DerivedHash().count(), std::size_t{0});
     CHECK(prefixed.wait_get("x", milliseconds(100)) == chars("30"));
     CHECK_EQ(prefixed.add("count", 1), 1);
     CHECK_EQ(other.add("count", 10), 10);

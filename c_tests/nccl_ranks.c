@@ -382,7 +382,10 @@ static void await_bytes(const int pipe_ends[2], int count) {
  * then. */
 static void a_rank_without_an_interface(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = NULL;
-    if (rank == 1) setenv("UNISONO_INTERFACE", "nosuch0", 1);
+    if (rank == 1) {
+        setenv("UNISONO_TRANSPORT", "tcp", 1); /* shared memory needs none */
+        setenv("UNISONO_INTERFACE", "nosuch0", 1);
+    }
     double start = seconds_now();
     CHECK(ncclCommInitRank(&comm, size, id, rank) != ncclSuccess);
     CHECK_TEXT("nosuch0");

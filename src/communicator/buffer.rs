@@ -11,8 +11,8 @@ use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::sys::fork;
 
-/// How long a wait stays with one message before it looks at the others of its buffer and whether it was aborted. The
-/// wait for one message moves them all, so this bounds how late another's completion is seen, not how fast it moves.
+/// How long a wait stays with one message before it looks at the others of its buffer and whether it was aborted, where they are not all
+/// by messages. The wait for one message moves them all, so this bounds how late another's completion is seen, not how fast it moves.
 const SLICE: Duration = Duration::from_millis(1);
 
 /// A range of memory from which parts are sent, and into which parts are received, many at a time. All methods from any
@@ -108,6 +108,7 @@ impl Buffer {
     pub fn abort_wait(&self) {
         self.sends.abort();
         self.receives.abort();
+        self.context.wake();
     }
 
     /// Where a part begins.
@@ -182,7 +183,7 @@ impl Queue {
         let aborts = self.lock().aborts;
         let mut late = false;
         loop {
-            let (oldest, peers, others) = {
+            let (oldest, peers, others, alike) = {
                 let mut state = self.lock();
                 if state.aborts != aborts {
                     fail!(Aborted, "the wait for a {} of this buffer was aborted", self.verb);
@@ -201,7 +202,8 @@ impl Queue {
                 }
                 match state.pending.front() {
                     Some(Message { work, peers, .. }) => {
-                        (work.clone(), peers.clone(), state.pending.len() - 1)
+                        let alike = state.pending.iter().all(|message| message.work.by_messages().is_some());
+                        (work.clone(), peers.clone(), state.pending.len() - 1, alike)
                     }
                     None => fail!(InvalidUsage, "no {} of this buffer is under way", self.verb),
                 }
@@ -222,8 +224,18 @@ impl Queue {
                 );
             }
             late = deadline.expired();
-            // Whatever it answers, the loop looks at what is complete.
-            let _ = oldest.wait(Deadline::after(SLICE).min(deadline));
+            // Whatever comes of this, the loop looks at what is complete.
+            match oldest.by_messages().filter(|_| alike) {
+                Some(running) => running.wait_until(deadline, || {
+                    let State { pending, aborts: now } = &*self.lock();
+                    // Another thread may have had it.
+                    let is_over = |Message { work, .. }: &Message| {
+                        work.peek().is_some() || work.by_messages().is_none()
+                    };
+                    *now != aborts || pending.is_empty() || pending.iter().any(is_over)
+                }),
+                None => drop(oldest.wait(Deadline::after(SLICE).min(deadline))),
+            }
         }
     }
 

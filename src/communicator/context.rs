@@ -289,6 +289,13 @@ impl Context {
         Ok(self)
     }
 
+    /// Has whoever waits for messages here look again.
+    pub(super) fn wake(&self) {
+        if let Place::Group(group) = self.place() {
+            group.endpoint().wake();
+        }
+    }
+
     /// Fails everything that is running or to come on this context, on this rank and (within a second) on the others.
     /// Returns at once; from any thread.
     pub fn abort(&self) {

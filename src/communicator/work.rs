@@ -83,6 +83,14 @@ impl Work {
         }
     }
 
+    /// What moves it, where messages alone do, and its endpoint is still there.
+    pub(super) fn by_messages(&self) -> Option<&Arc<Running>> {
+        let State::Running(running) = &self.state else { return None };
+        let endpoint = running.group().endpoint();
+        let is_there = || endpoint.check_fork().is_ok() && endpoint.check_present().is_ok();
+        (running.is_by_messages() && is_there()).then_some(running)
+    }
+
     /// Whether it had ended well before anybody had it.
     pub fn had_ended(&self) -> bool {
         matches!(self.state, State::Ended(Ok(_)))
@@ -184,10 +192,14 @@ impl Work {
                 ahead::make_room(&stream, running.group(), Deadline::after(running.group().timeout()))?;
                 let word = Arc::new(devices.word(device)?);
                 running.holds(&word);
+                let held = devices.note_held();
                 stream.wait_word(&word)?;
                 ahead::note(&stream, running);
                 running.group().endpoint().kick();
-                running.on_complete(Box::new(move |_| word.release()));
+                running.on_complete(Box::new(move |_| {
+                    word.release();
+                    drop(held);
+                }));
                 Ok(())
             }
             _ => Ok(()),

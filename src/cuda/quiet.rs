@@ -28,7 +28,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// From when on who waits does so at leisure.
-const LATE: Duration = Duration::from_secs(10);
+const LATE: Duration = Duration::from_secs(5);
 const LATE_PAUSE: Duration = Duration::from_millis(500);
 
 /// How often who waits asks whether the devices are still there.
@@ -45,8 +45,12 @@ pub(super) struct Quiet {
     couriers: Mutex<Vec<Weak<Courier>>>,
     /// and the exchanges.
     exchanges: Mutex<Vec<Weak<dyn Exchanging>>>,
+    /// How many streams wait for what the host does.
+    held: AtomicUsize,
     /// Devices of which nothing is on its way any more.
     lost: Mutex<Vec<u32>>,
+    /// Had by who locks launches out, and when somebody may next.
+    turn: Mutex<Option<Instant>>,
 }
 
 /// Held by who launches something.
@@ -54,8 +58,21 @@ pub type Launching<'a> = RwLockReadGuard<'a, ()>;
 
 /// Ranks whose kernels wait for each other.
 pub trait Exchanging: Send + Sync {
-    /// Whether one of this rank may wait for one that another has yet to launch.
+    /// Whether none of this rank is under way.
+    fn is_at_rest(&self) -> bool;
+
+    /// Whether one of this rank may wait for one that another has yet to launch. One that has been launched may do so in turn, for a
+    /// third rank's: of that this knows nothing.
     fn may_wait(&self) -> bool;
+}
+
+/// A stream that waits for what the host does, until this is dropped.
+pub struct HeldStream(Arc<Devices>);
+
+impl Drop for HeldStream {
+    fn drop(&mut self) {
+        self.0.quiet().held.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Quiet {
@@ -72,6 +89,16 @@ impl Quiet {
     /// One that had begun has not been launched, or is known to the stands.
     pub(super) fn end(&self) {
         self.launched.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The right to lock launches out, if nobody has it and nobody has had it just now.
+    fn take_turn(&self) -> Option<MutexGuard<'_, Option<Instant>>> {
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        turn.is_none_or(|next| next <= Instant::now()).then_some(turn)
     }
 
     /// Whether a device is lost, as far as is known.
@@ -96,6 +123,13 @@ impl Devices {
         self.quiet().launching.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes a stream that is about to wait for what the host does, which may wait for other ranks.
+    pub fn note_held(self: &Arc<Devices>) -> HeldStream {
+        let _launching = self.launching();
+        self.quiet().held.fetch_add(1, Ordering::SeqCst);
+        HeldStream(self.clone())
+    }
+
     /// Kernels of an exchange are launched from now on.
     pub fn note_exchange(&self, exchange: Weak<dyn Exchanging>) {
         let mut exchanges = lock(&self.quiet().exchanges);
@@ -103,19 +137,42 @@ impl Devices {
         exchanges.push(exchange);
     }
 
-    /// Whether a courier is on its way, or may be.
-    fn has_couriers(&self) -> bool {
-        // In this order: who drops one has told the stands before.
+    /// Whether streams wait for what the host does, or it for them: couriers that are on their way, or may be, among them.
+    fn awaits_host(&self) -> bool {
+        // In this order: who drops a courier has told the stands before.
         let launched = self.quiet().launched.load(Ordering::SeqCst);
-        launched > self.quiet().gone() || self.stands().has_parked(&|device| self.quiet().is_lost(device))
+        self.is_asked()
+            || self.quiet().held.load(Ordering::SeqCst) > 0
+            || launched > self.quiet().gone()
+            || self.stands().has_parked(&|device| self.quiet().is_lost(device))
     }
 
-    /// Whether a kernel of an exchange may wait for what another rank has yet to launch.
-    fn do_exchanges_wait(&self) -> bool {
+    /// Whether a kernel of an exchange may wait for what another rank has yet to launch; or, `strictly`, is under way at all.
+    fn do_exchanges_wait(&self, strictly: bool) -> bool {
         // Not under the lock: they ask the driver.
         let exchanges: Vec<Arc<dyn Exchanging>> =
             lock(&self.quiet().exchanges).iter().filter_map(Weak::upgrade).collect();
-        exchanges.iter().any(|exchange| exchange.may_wait())
+        exchanges.iter().any(|exchange| if strictly { !exchange.is_at_rest() } else { exchange.may_wait() })
+    }
+
+    /// Locks launches out if all is quiet, or is soon.
+    fn try_quiet(&self, strictly: bool) -> Option<(RwLockWriteGuard<'_, ()>, MutexGuard<'_, ()>)> {
+        // What other ranks are to launch comes no sooner for holding up what this one does.
+        if self.do_exchanges_wait(strictly) {
+            return None;
+        }
+        let locked_out = (self.try_launching()?, self.try_making()?);
+        let held = Deadline::after(HELD);
+        while !self.do_exchanges_wait(strictly) {
+            if !self.awaits_host() {
+                return Some(locked_out);
+            }
+            if held.expired() {
+                break;
+            }
+            process::yield_now();
+        }
+        None
     }
 
     fn try_launching(&self) -> Option<RwLockWriteGuard<'_, ()>> {
@@ -133,26 +190,18 @@ impl Devices {
         let began = Instant::now();
         let (mut pause, mut asked, mut told) = (FIRST_PAUSE, began, false);
         while is_wanted() {
-            // What other ranks are to launch comes no sooner for holding up what this one does.
-            if !self.do_exchanges_wait()
-                && let (Some(_launching), Some(_making)) = (self.try_launching(), self.try_making())
-            {
-                let held = Deadline::after(HELD);
-                while !self.do_exchanges_wait() {
-                    if !self.is_asked() && !self.has_couriers() {
-                        return Some(act());
-                    }
-                    if held.expired() {
-                        break;
-                    }
-                    process::yield_now();
+            // Programs that always have something under way are not waited for so strictly in the end.
+            let is_late = began.elapsed() > LATE;
+            if let Some(mut turn) = self.quiet().take_turn() {
+                if let Some(_locked_out) = self.try_quiet(!is_late) {
+                    return Some(act());
                 }
+                *turn = Some(Instant::now() + pause);
             }
             if asked.elapsed() > ASKS_DEVICES {
                 self.note_lost();
                 asked = Instant::now();
             }
-            let is_late = began.elapsed() > LATE;
             if is_late && !std::mem::replace(&mut told, true) {
                 log::info!(
                     "memory that is to be pinned, or given back, waits for GPUs, whose work waits for other ranks"
@@ -324,9 +373,22 @@ mod tests {
     }
 
     #[test]
+    fn streams_that_wait_for_what_the_host_does_are_waited_for() {
+        let (_double, devices, _stream) = device();
+        let held = devices.note_held();
+        assert!(!is_quiet(&devices, MEANWHILE));
+        drop(held);
+        assert!(is_quiet(&devices, SOON));
+    }
+
+    #[test]
     fn kernels_that_wait_for_what_is_yet_to_be_launched_are_waited_for() {
         struct Kernels(AtomicBool);
         impl Exchanging for Kernels {
+            fn is_at_rest(&self) -> bool {
+                !self.0.load(Ordering::Relaxed)
+            }
+
             fn may_wait(&self) -> bool {
                 self.0.load(Ordering::Relaxed)
             }

@@ -542,4 +542,22 @@ impl Running {
         }
         follow(deadline)
     }
+
+    /// Whether messages alone move it.
+    pub fn is_by_messages(&self) -> bool {
+        self.through == Through::Messages
+    }
+
+    /// Waits in this thread, moving it and everything else, until `is_over` or the deadline has passed. For what
+    /// [is by messages](Running::is_by_messages), in the process that made it.
+    pub fn wait_until(&self, deadline: Deadline, mut is_over: impl FnMut() -> bool) {
+        self.group.endpoint().follow(deadline, self.through, || {
+            let look = self.advance();
+            match is_over() {
+                true => Look::Over(()),
+                false if look == Look::AtWork => Look::AtWork,
+                false => Look::Waits,
+            }
+        });
+    }
 }

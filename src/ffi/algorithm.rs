@@ -138,7 +138,8 @@ pub struct unisono_algorithm_options_t {
     pub pointers: *const *mut c_void,
     /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks together, every rank
     /// has the same number: others are UNISONO_MISMATCH. So are, where floats shorter than 4 bytes are combined, ranks with one
-    /// buffer beside ranks with several: every rank has one, or every rank has several, in whatever numbers.
+    /// buffer beside ranks with several: every rank has one, or every rank has several, in whatever numbers; and so with
+    /// UNISONO_PREMULSUM in device memory, of any type.
     pub pointer_count: u64,
     /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run starts when they have
     /// come to it, and what they are given afterwards finds the result; errors after that are the context's. Without, a

@@ -7,7 +7,8 @@ pub(crate) mod processes;
 pub(crate) mod reference;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use unisono::collective::request::{Counts, Kind, Request};
 use unisono::communicator::{Call, Completion, Context, Options, Rendezvous, Work};
@@ -36,19 +37,26 @@ pub(crate) fn options(rank: u32, size: u32, store: Arc<dyn Store>, transports: &
     }
 }
 
-/// Runs `body` on `size` ranks, a thread each, in a fresh group over `transports`. What they return, by rank.
+/// Runs `body` on `size` ranks, a thread each, in a fresh group over `transports`, when all have met: one that fails in it would end the
+/// meeting of the others. What they return, by rank.
 pub(crate) fn ranks<T: Send>(size: u32, transports: &str, body: impl Fn(&Context) -> T + Sync) -> Vec<T> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let met = AtomicU32::new(0);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
-                let (store, body) = (store.clone(), &body);
+                let (store, body, met) = (store.clone(), &body, &met);
                 std::thread::Builder::new()
                     .name(format!("rank {rank} of {size}, {transports}"))
                     .spawn_scoped(scope, move || {
                         let options = options(rank, size, store, transports);
                         let context = Context::create(options).expect("the ranks meet");
                         let aborts = AbortOnPanic(&context);
+                        met.fetch_add(1, Ordering::SeqCst);
+                        let began = Instant::now();
+                        while met.load(Ordering::SeqCst) < size && began.elapsed() < PATIENCE {
+                            std::thread::yield_now();
+                        }
                         let answer = body(&context);
                         drop(aborts);
                         answer

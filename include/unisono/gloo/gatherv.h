@@ -5,7 +5,8 @@
 namespace gloo {
 inline namespace over_unisono {
 
-/* As GatherOptions, with a number of elements for each rank, which the root gives. */
+/* As GatherOptions, with a number of elements for each rank, which the root gives. Another rank that gives them, too,
+   sends its number of elements of an input that may be longer. */
 class GathervOptions : public detail::Rooted<detail::CollectiveOptions> {
   public:
     explicit GathervOptions(const std::shared_ptr<Context> &context_) : Rooted(context_) {}
@@ -45,6 +46,11 @@ inline void gatherv(const GathervOptions &options) {
         GLOO_ENFORCE_EQ(options.out.bytes()[rank], options.in.bytes(),
                         "bytes of the input, and of the output for the root");
         bytes = options.out.bytes();
+    } else if (options.out.isGiven()) {
+        GLOO_ENFORCE(options.out.areOf(options.context->size), "a count for each of the ", options.context->size,
+                     " ranks");
+        GLOO_ENFORCE_LE(options.out.bytes()[rank], options.in.bytes(), "what is sent lies in the input");
+        bytes[rank] = options.out.bytes()[rank];
     }
     const unisono_call_t call = options.call(kGatherSlotPrefix);
     detail::check(unisono_gatherv(options.context->native().get(), options.in.data(), options.out.span().data(),

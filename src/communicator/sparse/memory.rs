@@ -4,7 +4,7 @@
 use std::alloc::{self, Layout};
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 #[cfg(test)]
 use std::time::Duration;
 
@@ -14,21 +14,20 @@ use crate::sys::fork;
 
 /// Bytes that are kept between calls, at most; and in how many pieces.
 const KEPT_BYTES: usize = 512 * 1024 * 1024;
-const KEPT: usize = 8;
+const KEPT: usize = 16;
 
-/// A piece of up to so many bytes is taken for anything that it has room for. Of a longer one at least half is to be used: a
-/// caller may keep its result for as long as it likes.
+/// What a caller may keep for as long as it likes has a piece of up to so many bytes, or one of which it fills at least half.
 const ANY_BYTES: usize = 1024 * 1024;
 
 /// A piece that so many calls in a row have not taken is not kept any longer.
 const IDLE_CALLS: u32 = 16;
 
 /// What calls have given back.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pool {
     kept: Mutex<Vec<Piece>>,
-    /// In which process it was made.
-    fork: u32,
+    /// In which process it was used first.
+    fork: OnceLock<u32>,
     #[cfg(test)]
     pub(super) probe: Probe,
 }
@@ -85,21 +84,11 @@ impl Probe {
     }
 }
 
-impl Default for Pool {
-    fn default() -> Pool {
-        Pool {
-            kept: Mutex::default(),
-            fork: fork::generation(),
-            #[cfg(test)]
-            probe: Probe::default(),
-        }
-    }
-}
-
 impl Pool {
     /// What is kept. None in a forked child: a thread that does not exist there may have the lock.
     fn kept(&self) -> Option<MutexGuard<'_, Vec<Piece>>> {
-        (self.fork == fork::generation()).then(|| lock(&self.kept))
+        let now = fork::generation();
+        (*self.fork.get_or_init(|| now) == now).then(|| lock(&self.kept))
     }
 
     /// A call begins. What the last ones had no use for is given back to the system.
@@ -114,9 +103,19 @@ impl Pool {
         drop(kept);
     }
 
-    /// Room for so many words, whatever they are.
+    /// Room for so many words, whatever they are, until the call is over.
     pub(super) fn take(self: &Arc<Pool>, len: usize) -> Result<Words> {
-        let memory = match self.fitting(len) {
+        self.take_of(len, usize::MAX)
+    }
+
+    /// The same for what a caller may keep.
+    pub(super) fn take_to_keep(self: &Arc<Pool>, len: usize) -> Result<Words> {
+        self.take_of(len, rounded(len).saturating_mul(2).max(ANY_BYTES / 8))
+    }
+
+    /// Room for so many words, of a piece that has no more than `most`.
+    fn take_of(self: &Arc<Pool>, len: usize, most: usize) -> Result<Words> {
+        let memory = match self.fitting(len, most) {
             Some(memory) => memory,
             None => zeroed(rounded(len))?,
         };
@@ -124,8 +123,7 @@ impl Pool {
     }
 
     /// What is kept and has room for so many words, the shortest.
-    fn fitting(&self, len: usize) -> Option<Vec<u64>> {
-        let most = rounded(len).saturating_mul(2).max(ANY_BYTES / 8);
+    fn fitting(&self, len: usize, most: usize) -> Option<Vec<u64>> {
         let mut kept = self.kept()?;
         let fitting = (0..kept.len()).filter(|&at| (len..=most).contains(&kept[at].memory.len()));
         let at = fitting.min_by_key(|&at| kept[at].memory.len())?;
@@ -248,13 +246,13 @@ mod tests {
         let mut large = pool.take(8 << 20).expect("memory");
         let address = large.address();
         drop(large);
-        let small = pool.take(10).expect("memory");
+        let small = pool.take_to_keep(10).expect("memory");
         assert!(small.memory.len() * 8 <= ANY_BYTES, "{} words for 10", small.memory.len());
         let kept: Vec<usize> = lock(&pool.kept).iter().map(|piece| piece.memory.len()).collect();
         assert_eq!(kept.len(), 1);
         assert!(kept[0] >= 8 << 20, "{kept:?}");
         // What fills half of it has it.
-        assert_eq!(pool.take(4 << 20).expect("memory").address(), address);
+        assert_eq!(pool.take_to_keep(4 << 20).expect("memory").address(), address);
     }
 
     #[test]
@@ -266,7 +264,7 @@ mod tests {
             let longest = longest().expect("something is kept");
             assert!(longest >= 8 << 20, "after {call} calls it may be wanted again");
             pool.begin();
-            drop(pool.take(10).expect("memory"));
+            drop(pool.take_to_keep(10).expect("memory"));
         }
         assert!(longest().is_some_and(|longest| longest * 8 <= ANY_BYTES), "{:?}", longest());
         assert_eq!(lock(&pool.kept).len(), 1, "what they take is kept");

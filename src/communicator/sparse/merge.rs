@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::memory::{Pool, Words};
-use super::pace::{ELEMENT_BYTES, LOOK_BYTES, Pace};
+use super::pace::{LOOK_BYTES, LOOKUP_BYTES, Pace};
 use super::tensor::{Gathered, PIECE, Shape, Tensor};
 use crate::engine::joint::Team;
 use crate::error::Result;
@@ -41,7 +41,7 @@ impl Union {
         let mut union = Union { parts: bounds(all, elements, parts, pace).await };
         let mut tasks = Vec::with_capacity(parts);
         for part in &mut union.parts {
-            let bytes = length(&part.0).saturating_mul(ELEMENT_BYTES);
+            let bytes = length(&part.0).saturating_mul(LOOKUP_BYTES);
             tasks.push((part, bytes));
         }
         let count = |(ranges, different): &mut Bounds| {
@@ -144,7 +144,7 @@ async fn bounds(all: &Gathered, elements: usize, parts: usize, pace: &Pace) -> V
         let ranges = starts.iter().zip(&ends).map(|(start, end)| *start..*end).collect();
         list.push((ranges, 0));
         starts = ends;
-        pace.spend(size * steps * ELEMENT_BYTES).await;
+        pace.spend(size * steps * LOOKUP_BYTES).await;
     }
     list
 }

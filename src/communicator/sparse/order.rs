@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::memory::{Pool, Words};
-use super::pace::{ELEMENT_BYTES, Pace, STRETCH};
+use super::pace::{LOOKUP_BYTES, Pace, STRETCH};
 use crate::error::Result;
 
 /// Where the elements of a tensor are, sorted by index; those of one index in the order they were given.
@@ -134,7 +134,7 @@ impl<'a> Given<'a> {
 
     /// What it counts to compare so many times.
     fn compared(self, times: usize) -> usize {
-        times.saturating_mul(ELEMENT_BYTES.max(self.dims * size_of::<i64>()))
+        times.saturating_mul(LOOKUP_BYTES.max(self.dims * size_of::<i64>()))
     }
 
     /// Merges two ranges of places, each sorted, until `merged` is full. What is left of them is left.
@@ -251,7 +251,7 @@ impl<'a> Groups<'a> {
         let (length, count) = match self.places.filter(|_| !self.once) {
             None => {
                 let count = most.min(different);
-                pace.spend(ELEMENT_BYTES).await;
+                pace.spend(LOOKUP_BYTES).await;
                 (count, count)
             }
             Some(places) => {

@@ -18,8 +18,11 @@ pub(super) const LOOK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024
 /// Elements that are gone through at a time: after those it may stop.
 pub(super) const STRETCH: usize = if cfg!(test) { 100 } else { 8 * 1024 };
 
-/// What an element counts that is looked up somewhere, however short it is.
+/// What an element counts at least whose values are copied or combined,
 pub(super) const ELEMENT_BYTES: usize = 64;
+
+/// and one whose index is compared or looked up somewhere: as much as is copied in that time.
+pub(super) const LOOKUP_BYTES: usize = 256;
 
 /// Work under way.
 pub(super) type Chore<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;

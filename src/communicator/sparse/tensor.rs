@@ -73,7 +73,9 @@ impl Shape {
     /// How many elements of one index are combined at a time where it has too many for one look. A power of two, so the
     /// canonical tree has a node over each so many of them.
     fn portion(&self) -> usize {
-        let fitting = PIECE.min(LOOK_BYTES) / self.element_bytes();
+        // Of long elements more than a piece: their sums are kept meanwhile.
+        let bytes = self.element_bytes();
+        let fitting = (PIECE.min(LOOK_BYTES) / bytes).max((LOOK_BYTES / bytes).min(64));
         1 << fitting.max(2).ilog2()
     }
 }
@@ -366,7 +368,7 @@ impl Tensor {
     pub(super) fn new(shape: &Shape, nnz: usize, pool: &Arc<Pool>) -> Result<Tensor> {
         let (numbers, bytes) = shape.lengths(nnz as u64).map_err(|_| too_large(nnz))?;
         let words = numbers.checked_add(bytes.div_ceil(8)).ok_or_else(|| too_large(nnz))?;
-        Ok(Tensor { nnz, words: pool.take(words)?, numbers, bytes })
+        Ok(Tensor { nnz, words: pool.take_to_keep(words)?, numbers, bytes })
     }
 
     /// `dims` × `nnz` numbers.

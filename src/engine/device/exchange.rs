@@ -483,10 +483,14 @@ impl DeviceExchange {
 }
 
 impl Exchanging for DeviceExchange {
-    fn may_wait(&self) -> bool {
-        let Parts { fault, replayed, one_sided, boards, .. } = self.parts();
+    fn is_at_rest(&self) -> bool {
         // The kernels of one that has failed leave. Of a device that is lost nobody will know more.
-        if fault.is_aborted() || retry(|| self.is_idle()).unwrap_or(true) {
+        self.parts().fault.is_aborted() || retry(|| self.is_idle()).unwrap_or(true)
+    }
+
+    fn may_wait(&self) -> bool {
+        let Parts { replayed, one_sided, boards, .. } = self.parts();
+        if self.is_at_rest() {
             return false;
         }
         // Replays have no numbers, nor have waits for signals.

@@ -18,38 +18,41 @@ class PrefixStore : public Store {
     /* A store that outlives this one. */
     PrefixStore(const std::string &prefix, Store &store) : PrefixStore(prefix, {std::shared_ptr<void>(), &store}) {}
 
-    void set(const std::string &key, const std::vector<char> &data) override { store_->set(joined(key), data); }
-    std::vector<char> get(const std::string &key) override { return store_->get(joined(key)); }
+    void set(const std::string &key, const std::vector<char> &data) override { store_->set(joinKey(key), data); }
+    std::vector<char> get(const std::string &key) override { return store_->get(joinKey(key)); }
     std::vector<char> wait_get(const std::string &key, const std::chrono::milliseconds &timeout) override {
-        return store_->wait_get(joined(key), timeout);
+        return store_->wait_get(joinKey(key), timeout);
     }
     void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
     void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
-        store_->wait(joined(keys), timeout);
+        store_->wait(joinKeys(keys), timeout);
     }
 
     bool has_v2_support() override { return store_->has_v2_support(); }
     std::vector<std::vector<char>> multi_get(const std::vector<std::string> &keys) override {
-        return store_->multi_get(joined(keys));
+        return store_->multi_get(joinKeys(keys));
     }
     void multi_set(const std::vector<std::string> &keys, const std::vector<std::vector<char>> &values) override {
-        store_->multi_set(joined(keys), values);
+        store_->multi_set(joinKeys(keys), values);
     }
-    void append(const std::string &key, const std::vector<char> &data) override { store_->append(joined(key), data); }
-    int64_t add(const std::string &key, int64_t value) override { return store_->add(joined(key), value); }
+    void append(const std::string &key, const std::vector<char> &data) override { store_->append(joinKey(key), data); }
+    int64_t add(const std::string &key, int64_t value) override { return store_->add(joinKey(key), value); }
 
-  private:
-    std::string joined(const std::string &key) const { return prefix_ + "/" + key; }
-    std::vector<std::string> joined(const std::vector<std::string> &keys) const {
-        std::vector<std::string> all;
-        for (const auto &key : keys) {
-            all.push_back(joined(key));
-        }
-        return all;
-    }
+  protected:
+    /* What derived classes use, by gloo's names. */
+    std::string joinKey(const std::string &key) const { return prefix_ + "/" + key; }
 
     const std::string prefix_;
     const std::shared_ptr<Store> store_;
+
+  private:
+    std::vector<std::string> joinKeys(const std::vector<std::string> &keys) const {
+        std::vector<std::string> all;
+        for (const auto &key : keys) {
+            all.push_back(joinKey(key));
+        }
+        return all;
+    }
 };
 
 } // namespace rendezvous

@@ -49,15 +49,20 @@ using SharedWork = std::shared_ptr<unisono_work_t>;
 
 inline SharedWork shared(unisono_work_t *work) { return SharedWork(work, unisono_work_destroy); }
 
+/* What has not ended in time ends the context. */
+[[noreturn]] inline void overdue(Context &context, const char *what, uint32_t peer) {
+    const std::string cause = MakeString("Timed out waiting ", context.getTimeout().count(), "ms for ", what,
+                                         " operation with rank ", peer, " to complete");
+    context.fail(cause);
+    throw IoException(cause);
+}
+
 /* Waits until a work has ended; what has not in time ends the context. */
 inline void await(Context &context, const SharedWork &work, const char *what, uint32_t peer,
                   std::chrono::milliseconds timeout) {
     const unisono_status_t status = unisono_work_wait_for(work.get(), detail::milliseconds(timeout));
     if (status == UNISONO_TIMEOUT && unisono_work_status(work.get()) == UNISONO_IN_PROGRESS) {
-        const std::string cause = MakeString("Timed out waiting ", context.getTimeout().count(), "ms for ", what,
-                                             " operation with rank ", peer, " to complete");
-        context.fail(cause);
-        throw IoException(cause);
+        overdue(context, what, peer);
     }
     if (status != UNISONO_OK) {
         // In a forked child it is the parent's: it has no outcome here, and never will.
@@ -115,10 +120,13 @@ class SendBuffer : public Buffer {
         context_->enlist(outbox_);
     }
 
-    /* Messages that have not begun are taken back. Of one whose frame has gone, what follows is sent from a copy. */
+    /* Short messages go on. Long ones that have not begun are taken back; of one whose frame has gone, what follows is
+       sent from a copy. */
     ~SendBuffer() override {
-        for (const Message &message : outbox_->take()) {
-            takeBack(message);
+        for (Message &message : outbox_->take()) {
+            if (message.tail || !letGo(message)) {
+                takeBack(message);
+            }
         }
     }
 
@@ -190,6 +198,16 @@ class SendBuffer : public Buffer {
         unisono_work_t *work = nullptr;
         detail::check(unisono_send(context_->native().get(), from, bytes, UNISONO_UINT8, peer_, &call, &work));
         return shared(work);
+    }
+
+    /* A message that is all in its frame, which ends with it. */
+    static bool letGo(Message &message) {
+        const auto free = [](void *user, unisono_status_t, const char *) { delete static_cast<Frame *>(user); };
+        if (unisono_work_on_complete(message.head.get(), free, message.frame.get()) != UNISONO_OK) {
+            return false;
+        }
+        static_cast<void>(message.frame.release());
+        return true;
     }
 
     void takeBack(const Message &message) {
@@ -313,6 +331,8 @@ class Inbox : public detail::Closable, public std::enable_shared_from_this<Inbox
             if (work && work != seen) {
                 await(*context_, work, "recv", peer_, patience.left());
                 seen = work;
+            } else if (patience.isOver()) {
+                overdue(*context_, "recv", peer_);
             } else {
                 // It has ended, and another thread is about to say so.
                 std::this_thread::yield();

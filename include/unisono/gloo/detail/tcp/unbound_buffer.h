@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -93,6 +94,8 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
 
     struct Sides : detail::Closable {
         std::mutex mutex;
+        /* A wait that has no message may look again. */
+        std::condition_variable changed;
         Side sends, receives;
         bool enlisted = false;
 
@@ -104,6 +107,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
                     side->end();
                 }
             }
+            changed.notify_all();
         }
     };
 
@@ -121,9 +125,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         const auto context = context_->native();
         const unisono_call_t call = detail::call(slot, kNoTimeout);
         std::lock_guard<std::mutex> hold(sides_->mutex);
-        if (!std::exchange(sides_->enlisted, true)) {
-            context_->enlist(sides_);
-        }
+        enlist();
         if (side.native == nullptr) {
             detail::check(unisono_buffer_create(context.get(), ptr, size, &side.native));
         }
@@ -135,7 +137,13 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         side.busy = context;
         side.unclaimed++;
         side.unreported++;
-        posted_.notify_all();
+        sides_->changed.notify_all();
+    }
+
+    void enlist() {
+        if (!std::exchange(sides_->enlisted, true)) {
+            context_->enlist(sides_);
+        }
     }
 
     template <class NativeWait> bool wait(Side &side, const char *what, const NativeWait &nativeWait, int *rank,
@@ -149,11 +157,13 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         const Leaving leaving{side};
         while (true) {
             const auto ready = [&] { return side.aborted || side.unclaimed > 0; };
-            if (!ready() && !failure_.empty()) {
-                throw IoException(failure_);
-            }
-            if (!posted_.wait_until(hold, patience.end(), ready)) {
-                overdue(hold, what, timeout, "none was started");
+            while (!ready()) {
+                checkContext();
+                if (patience.isOver()) {
+                    overdue(hold, what, timeout, "none was started");
+                }
+                // A context that fails wakes nobody here.
+                sides_->changed.wait_until(hold, std::min(patience.end(), detail::Patience(kLook).end()));
             }
             if (side.aborted) {
                 side.aborted = false;
@@ -163,7 +173,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             hold.unlock();
             uint32_t peer = UNISONO_NO_RANK;
             const unisono_status_t status = nativeWait(side.native, detail::milliseconds(patience.left()), &peer);
-            const std::string cause = status == UNISONO_OK ? std::string() : unisono_last_error();
+            std::string cause = status == UNISONO_OK ? std::string() : unisono_last_error();
             hold.lock();
             if (status == UNISONO_OK) {
                 reported(side);
@@ -174,13 +184,21 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             }
             // A context that has failed says so by what it failed with, which may be a deadline of another call, or of
             // another rank's.
-            if (unisono_context_status(side.busy.get()) != UNISONO_OK) {
-                reported(side);
+            if (unisono_status_t failed = unisono_context_status(side.busy.get()); failed != UNISONO_OK) {
+                if (status == UNISONO_ABORTED || status == UNISONO_TIMEOUT) {
+                    // The wait may have ended by abort() or by its own deadline at the same time.
+                    cause = unisono_context_error(side.busy.get());
+                } else {
+                    failed = status;
+                }
                 failure_ = cause;
-                detail::raise(status, cause);
+                reported(side);
+                sides_->changed.notify_all();
+                detail::raise(failed, cause);
             }
             if (status == UNISONO_TIMEOUT) {
                 side.unclaimed++;
+                sides_->changed.notify_all();
                 overdue(hold, what, timeout, cause);
             }
             if (status != UNISONO_ABORTED) {
@@ -189,6 +207,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             }
             // abort() ended the wait, this one's or another's; the message goes on.
             side.unclaimed++;
+            sides_->changed.notify_all();
         }
     }
 
@@ -196,6 +215,21 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         Side &side;
         ~Leaving() { side.waiters--; }
     };
+
+    /* Throws if nothing comes any more that could be waited for. Under the lock, for which whoever closes the context
+       waits: it does not find the context in use by this. */
+    void checkContext() {
+        if (failure_.empty()) {
+            enlist();
+            const auto context = context_->native();
+            if (const unisono_status_t status = unisono_context_status(context.get()); status != UNISONO_OK) {
+                failure_ = unisono_context_error(context.get());
+                detail::raise(status, failure_);
+            }
+            return;
+        }
+        throw IoException(failure_);
+    }
 
     void reported(Side &side) const {
         side.unreported--;
@@ -221,13 +255,14 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             MakeString("Timed out waiting ", timeout.count(), "ms for ", what, " operation to complete: ", cause);
         context_->fail(text);
         hold.lock();
+        sides_->changed.notify_all();
         throw IoException(text);
     }
 
     void abort(Side &side) {
         std::unique_lock<std::mutex> hold(sides_->mutex);
         side.aborted = true;
-        posted_.notify_all();
+        sides_->changed.notify_all();
         // A waiter may be on its way into the native wait, which knows nothing of an abort before it.
         while (side.aborted && side.waiters > 0) {
             if (side.native != nullptr) {
@@ -239,9 +274,11 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         }
     }
 
+    /* How long a wait that has no message does not look whether the context has failed. */
+    static constexpr std::chrono::milliseconds kLook{100};
+
     const std::shared_ptr<Context> context_;
     const std::shared_ptr<Sides> sides_ = std::make_shared<Sides>();
-    std::condition_variable posted_;
     /* What the context has failed with, once a wait has told: nothing comes any more that could be waited for. */
     std::string failure_;
 };
