@@ -266,8 +266,9 @@ void hash_stores() {
         std::vector<char> read(const std::string &key) { return store_->get(joinKey(key)); }
         const std::string &prefix() const { return prefix_; }
     };
-    CHECK(Derived("p", store).read("y") == chars("4"));
-    CHECK_EQ(Derived("p", store).prefix(), "p");
+    Derived derived("p", store);
+    CHECK(derived.read("y") == chars("4"));
+    CHECK_EQ(derived.prefix(), "p");
     struct DerivedHash : gloo::rendezvous::HashStore {
         std::size_t count() {
             std::lock_guard<std::mutex> hold(m_);
