@@ -2,6 +2,8 @@
 
 #[path = "support/not_run.rs"]
 mod not_run;
+#[path = "support/unshared.rs"]
+mod unshared;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use not_run::not_run;
 use serde_json::Value;
+use unshared::{refused, unshared};
 
 /// A folder for one test, gone when the test ends.
 struct Folder(PathBuf);
@@ -439,22 +442,12 @@ fn what_has_no_ranks_is_not_measured_by_each_of_them() {
 
 #[test]
 fn ranks_of_a_host_without_any_network_meet_in_a_directory() {
-    // A network of its own, in which nothing is up.
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.arg("-rn").stdin(Stdio::null());
-        command
-    };
-    let allowed = unshare().arg("true").output();
-    if !allowed.as_ref().is_ok_and(|output| output.status.success()) {
-        return not_run(
-            "ranks_of_a_host_without_any_network_meet_in_a_directory",
-            format_args!("'unshare -rn true' does not work here, {allowed:?}"),
-        );
+    if let Some(why) = refused() {
+        return not_run("ranks_of_a_host_without_any_network_meet_in_a_directory", why);
     }
     let folder = Folder::new("no-network");
     let both = "UNISONO_RANK=1 \"$@\" & UNISONO_RANK=0 \"$@\"; first=$?; wait $! && exit $first";
-    let output = unshare()
+    let output = unshared()
         .args(["sh", "-c", both, "sh", env!("CARGO_BIN_EXE_unisono-bench"), "allreduce"])
         .args(["-t", "auto", "--sizes", "8,100K", "-n", "2", "-w", "1"])
         .env("UNISONO_SIZE", "2")

@@ -3,6 +3,8 @@
 
 #[path = "support/not_run.rs"]
 mod not_run;
+#[path = "support/unshared.rs"]
+mod unshared;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,6 +19,7 @@ use not_run::not_run;
 use unisono::deadline::Deadline;
 use unisono::rendezvous::id::UniqueId;
 use unisono::rendezvous::store::Store;
+use unshared::{refused, unshared};
 
 /// Far beyond what a busy machine needs; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -653,17 +656,10 @@ fn loopback_carries_a_connection() {
 #[test]
 fn a_launcher_without_loopback_says_what_brings_it_up() {
     const NAME: &str = "a_launcher_without_loopback_says_what_brings_it_up";
-    // A network of its own, in which nothing is up.
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.arg("-rn").stdin(Stdio::null());
-        command
-    };
-    let allowed = unshare().arg("true").output();
-    if !allowed.as_ref().is_ok_and(|output| output.status.success()) {
-        return not_run(NAME, format_args!("'unshare -rn true' does not work here, {allowed:?}"));
+    if let Some(why) = refused() {
+        return not_run(NAME, why);
     }
-    let connection = unshare()
+    let connection = unshared()
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "loopback_carries_a_connection"])
         .env("UNISONO_TEST_LOOPBACK", "1")
@@ -673,7 +669,7 @@ fn a_launcher_without_loopback_says_what_brings_it_up() {
         return not_run(NAME, "loopback is up in a new network namespace here");
     }
     let launcher = env!("CARGO_BIN_EXE_unisono-run");
-    let output = unshare().args([launcher, "-n", "2", "--", "true"]).output().unwrap();
+    let output = unshared().args([launcher, "-n", "2", "--", "true"]).output().unwrap();
     let complaint = text(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{complaint}");
     assert!(complaint.contains("loopback is down") && complaint.contains("ip link set lo up"), "{complaint}");

@@ -15,6 +15,7 @@ mod memory;
 mod merge;
 mod order;
 mod pace;
+mod pieces;
 mod run;
 mod shards;
 mod tensor;

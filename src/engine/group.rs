@@ -323,10 +323,11 @@ impl Group {
             self.pass_on(&turn);
         }
         let moved = self.endpoint.progress(0, running.through());
-        if moved || running.result().is_none() {
+        let has_ended = running.has_ended();
+        if moved || !has_ended {
             self.endpoint.kick();
         }
-        if running.result().is_some() {
+        if has_ended {
             self.endpoint.see_out();
         }
         Ok(running)
