@@ -150,7 +150,8 @@ typedef enum unisono_dtype {
 /// The values of unisono_op_t. The numbers never change.
 ///
 /// Whatever the operator, the order of combination depends on the number of ranks alone, so the same inputs give the
-/// same bits at any size and over any transport, and every rank gets the same bits.
+/// same bits at any size and over any transport, and every rank gets the same bits. Algorithms that say so of themselves, by name, have
+/// an order of their own.
 typedef enum unisono_op {
     /// Sum; integers wrap.
     UNISONO_SUM = 0,
@@ -238,7 +239,8 @@ typedef enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_DISSEMINATION = 17,
     /// To rank 0 and back.
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
-    /// Inside the hosts, across them, inside again.
+    /// Inside the hosts, across them, inside again. Reductions have the order of the others if there is one host, or each but the
+    /// last has a power of two of ranks.
     UNISONO_ALGORITHM_HIERARCHICAL = 19,
     /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
     /// pointers.
@@ -260,11 +262,11 @@ typedef enum unisono_log_level {
     UNISONO_LOG_ERROR = 1,
     /// What may become a failure.
     UNISONO_LOG_WARN = 2,
-    /// What was chosen: addresses, transports, algorithms.
+    /// What was chosen: interfaces, how GPUs exchange.
     UNISONO_LOG_INFO = 3,
-    /// What happens on each context.
+    /// What happens on each context: how ranks joined, their links, what failed.
     UNISONO_LOG_DEBUG = 4,
-    /// What happens on each operation.
+    /// For what may come: nothing so far.
     UNISONO_LOG_TRACE = 5,
 } unisono_log_level;
 
@@ -428,8 +430,8 @@ typedef int32_t unisono_op_t;
 
 /// A reduction of the caller's own: accumulator[i] = accumulator[i] ∘ operand[i], for `count` elements of `dtype`.
 ///
-/// It is associative; it need not commute, since what comes from lower ranks always stands on the left. It may be
-/// called from any thread of the library, several at once, until the operation completes, and calls no function of
+/// It is associative; it need not commute, since what comes from lower ranks always stands on the left, but by the ring algorithms, which
+/// are taken by name alone. It may be called from any thread of the library, several at once, until the operation completes, and calls no function of
 /// unisono. The two buffers never overlap; they are aligned to the element.
 typedef void (*unisono_reduce_function_t)(void *accumulator,
                                           const void *operand,
@@ -1134,7 +1136,7 @@ unisono_status_t unisono_algorithm_start(const struct unisono_algorithm_t *algor
 /// unisono_algorithm_destroy.
 const char *unisono_algorithm_name(const struct unisono_algorithm_t *algorithm);
 
-/// Ends the object, after its last run is complete. NULL is fine.
+/// Ends the object. A run that has been started goes on: the memory is in use until its work is complete. NULL is fine.
 void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
 
 /// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with memory of its own.

@@ -254,3 +254,43 @@ fn a_run_that_is_started_behind_another_has_its_result() {
         });
     }
 }
+
+/// Ranks count direct calls for themselves: a call that has failed before it had a number of those leaves it to the next.
+#[test]
+fn a_call_behind_one_that_failed_before_its_first_step_does_not_take_its_place() {
+    const COUNT: usize = 16 * 1024;
+    let both = std::sync::Barrier::new(2);
+    ranks(2, "shm", |context| {
+        let mut data = vec![5.0f32; COUNT];
+        let verb = Verb::new(Kind::Allreduce, COUNT as u64);
+        if context.rank() == 1 {
+            both.wait();
+            let error = verb.run_in(context, &mut data, &Call::default()).expect_err("rank 0 is late");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            return;
+        }
+        // More than is combined in a millisecond.
+        let mut memory = vec![vec![1.0f32; COUNT]; 1000];
+        let options = AlgorithmOptions {
+            streams: Vec::new(),
+            kind: Kind::Allreduce,
+            algorithm: 0,
+            buffers: memory.iter_mut().map(|buffer| buffer.as_mut_ptr().cast()).collect(),
+            count: COUNT as u64,
+            dtype: DataType::F32,
+            operator: Operator::Sum,
+            root: 0,
+            root_buffer: 0,
+            call: within(1),
+        };
+        // SAFETY: the buffers outlive the object and its run.
+        let late = unsafe { Prepared::new(context, options) }.expect("it is sound");
+        both.wait();
+        let first = late.start().expect("it starts");
+        let second = verb.start_in(context, &mut data, &Call::default());
+        first.wait(Deadline::after(PATIENCE)).expect_err("it is late");
+        // It may have been refused.
+        let second = second.and_then(|second| second.wait(Deadline::after(PATIENCE)));
+        assert_eq!(second.expect_err("the group has failed").status(), Status::Timeout);
+    });
+}

@@ -401,3 +401,15 @@ fn all_of_it_when_peers_cannot_read_each_others_memory() {
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     assert!(said.contains("3 passed"), "{said}");
 }
+
+#[test]
+fn scatters_of_ranks_that_all_take_themselves_for_the_root_are_a_mismatch() {
+    for transports in transports() {
+        ranks(2, transports, |context| {
+            let (own, mut block) = (vec![1u8; 2 << 20], vec![0u8; 1 << 20]);
+            let verb = Verb::new(Kind::Scatter, 1 << 20).dtype(DataType::U8).root(context.rank());
+            let error = verb.run(context, &own, &mut block, &Call::default()).expect_err("two roots");
+            assert_eq!(error.status(), Status::Mismatch, "{transports}: {error}");
+        });
+    }
+}

@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use support::{TRANSPORTS, Verb, barrier, ranks, sum};
 use unisono::collective::request::Kind;
 use unisono::communicator::{Call, Context};
@@ -190,6 +192,23 @@ fn send_and_receive_count_as_their_group_does() {
             barrier(&turned);
         });
     }
+}
+
+/// Who is refused may not know of it: it has never heard of the child.
+#[test]
+fn a_child_that_is_being_made_fails_with_its_parent() {
+    ranks(2, "shm", |context| {
+        let parent = context.duplicate().expect("a second context");
+        if context.rank() == 0 {
+            let error = parent.duplicate().map(drop).expect_err("rank 1 makes none");
+            assert_ne!(error.status(), Status::Timeout, "{error}");
+            assert!(error.text().contains("rank 1"), "{error}");
+        } else {
+            std::thread::sleep(Duration::from_millis(100));
+            parent.abort();
+        }
+        barrier(context);
+    });
 }
 
 #[test]

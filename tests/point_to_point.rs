@@ -131,6 +131,51 @@ fn ten_thousand_small_messages_wait_for_their_receiver() {
     }
 }
 
+/// What a link has read ahead lies in memory of its own: the kernel does not tell of it again.
+#[test]
+fn short_messages_that_have_come_together_are_all_taken() {
+    // From any, and by name, while more others are awaited than are looked at unasked.
+    for (size, any) in [(2, true), (7, false)] {
+        for transports in TRANSPORTS {
+            let all = std::sync::Barrier::new(size as usize);
+            ranks(size, transports, |context| {
+                let call = Call { timeout: Some(PATIENCE / 2), ..tagged(1) };
+                let mut last = vec![0u8; size as usize];
+                let mut posted = Vec::new();
+                match context.rank() {
+                    0 => posted.extend((2..).zip(&mut last[2..]).map(|(from, byte)| {
+                        let receive = bytes(Kind::Receive, 1, from);
+                        receive.start_in(context, std::slice::from_mut(byte), &tagged(2)).expect("a receive")
+                    })),
+                    1 => (0..200).for_each(|number| send(context, 0, &[number], &call).expect("a send")),
+                    _ => {}
+                }
+                all.wait();
+                if context.rank() == 0 {
+                    for number in 0..200 {
+                        let mut byte = [0];
+                        let result = match any {
+                            true => receive_any(context, &mut byte, &call),
+                            false => receive(context, 1, &mut byte, &call).map(|()| 1),
+                        };
+                        assert_eq!((result, byte), (Ok(1), [number]), "{transports}, {size} ranks");
+                    }
+                }
+                all.wait();
+                if context.rank() > 1 {
+                    send(context, 0, &[context.rank() as u8], &tagged(2)).expect("a last send");
+                }
+                for work in posted {
+                    work.wait(Deadline::after(PATIENCE)).expect("a last message");
+                }
+                if context.rank() == 0 {
+                    assert!((2..).zip(&last[2..]).all(|(rank, byte)| rank == *byte), "{last:?}");
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn receive_from_any_takes_every_message_once_and_says_from_whom() {
     for transports in TRANSPORTS {

@@ -315,6 +315,21 @@ fn a_job_may_end_well_when_told_to_end() {
     assert_eq!(launcher.wait().code(), Some(0));
 }
 
+/// As `timeout` sends it: to the launcher, and to its process group.
+#[test]
+fn a_signal_that_comes_twice_at_once_leaves_ranks_their_time() {
+    let script = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut launcher = Launcher::start(&["-n", "1", "--", "sh", "-c", script]);
+    let mut lines = launcher.stdout().lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "[0] ready");
+    for _ in 0..2 {
+        launcher.signal(libc::SIGTERM);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(lines.next().unwrap(), "[0] saved");
+    assert_eq!(launcher.wait().code(), Some(0));
+}
+
 #[test]
 fn a_second_interrupt_kills() {
     let script = "trap 'echo heard' INT; echo ready; while :; do sleep 0.02; done";
@@ -323,6 +338,8 @@ fn a_second_interrupt_kills() {
     assert_eq!(lines.next().unwrap(), "[0] ready");
     launcher.signal(libc::SIGINT);
     assert_eq!(lines.next().unwrap(), "[0] heard");
+    // Not as if it were the same.
+    std::thread::sleep(Duration::from_millis(300));
     launcher.signal(libc::SIGINT);
     let (status, complaint) = launcher.complaint();
     assert_eq!(status.code(), Some(137));

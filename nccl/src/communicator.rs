@@ -211,7 +211,8 @@ impl Communicator {
             // As NCCL says it, which programs look for.
             log::info!("Using network Socket");
             Ok(Some(context))
-        });
+        })
+        .map_err(of_setup);
         if let Err(error) = &met {
             log::warn!("{error}");
         }
@@ -364,7 +365,12 @@ impl Communicator {
             transports: None,
             host: None,
         })?;
-        Ok(self.alone.get_or_init(|| context))
+        let context = self.alone.get_or_init(|| context);
+        // Who aborts this sees that group, or is seen here.
+        if self.meeting().aborted {
+            context.abort();
+        }
+        Ok(context)
     }
 
     /// Ends everything that runs, here at once and soon on the other ranks; also children that are being made, which clients may know
@@ -381,6 +387,9 @@ impl Communicator {
         self.changed.notify_all();
         self.recall.recall();
         if let Some(Ok(context)) = self.met.get() {
+            context.abort();
+        }
+        if let Some(context) = self.alone.get() {
             context.abort();
         }
         let making = self.making().clone();
@@ -498,6 +507,11 @@ pub(crate) fn meeting_timeout() -> Result<Duration> {
     let operation = given_timeout()?;
     let given = GIVEN.get_or_init(|| read_seconds(MEETING_VARIABLE)).clone()?;
     Ok(given.or(operation).unwrap_or(MEETING))
+}
+
+/// An error of what ranks set up together: it names the setting that there is for that.
+pub(crate) fn of_setup(error: Error) -> Error {
+    Error::new(error.status(), error.text().replace("timeout_ms", MEETING_VARIABLE))
 }
 
 /// How long an operation may take.

@@ -6,6 +6,8 @@
 //! `communicator::start_together` does for one device is done here for several, whose default streams have one name.
 
 mod calls;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, LazyLock};
 
@@ -359,7 +361,7 @@ impl Copy {
     /// is given afterwards.
     fn start(&self) -> Result<()> {
         let communicator = &self.communicator;
-        // The copy goes over a group that nobody revokes or aborts.
+        // The copy goes over another group.
         check_working(communicator.called_group()?)?;
         if self.request.counts == Counts::Uniform(0) || self.request.input == self.request.output.cast_const()
         {
@@ -381,7 +383,8 @@ impl Copy {
             event.record(&from)?;
             to.wait(&event)?;
         }
-        let call = Call { stream: Some(to), on_device: true, ..Call::default() };
+        let call =
+            Call { timeout: Some(operation_timeout()), stream: Some(to), on_device: true, ..Call::default() };
         // SAFETY: the client's promise: the buffers are valid until the call is complete, and the streams live.
         let work = unsafe { context.start(&self.request, &call) }?;
         if from != to {

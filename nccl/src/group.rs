@@ -165,7 +165,7 @@ pub(crate) fn send(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclR
     one_sided(start, |group| &mut group.sent)
 }
 
-/// Waits for signals, now or at the end of the group, behind what it sends: others may wait for that first.
+/// Waits for signals, now or at the end of the group, behind what it puts and signals: others may wait for that first.
 pub(crate) fn wait(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
     one_sided(start, |group| &mut group.waits)
 }
@@ -239,9 +239,11 @@ impl Group {
         }
         let met = setup::meet(self.joinings);
         let shared = setup::share(self.sharings);
-        let launched = engine::launch_all(self.calls);
+        // Before all calls, as NCCL has them: calls of other ranks may be behind a wait for what this one sends, and calls of this
+        // one need what it waits for.
         let one_sided =
             self.sent.into_iter().chain(self.waits).map(|start| start()).fold(Ok(()), Result::and);
+        let launched = engine::launch_all(self.calls);
         let met = met?;
         shared?;
         launched?;
@@ -271,10 +273,15 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::sync::mpsc;
     use std::thread;
+    use std::time::Duration;
 
     use unisono::collective::request::{Counts, Kind, Request};
+    use unisono::communicator::{Context, Options, Rendezvous};
     use unisono::reduce::{DataType, Operator};
+    use unisono::rendezvous::hash::HashStore;
 
     use super::*;
     use crate::abi::ncclComm_t;
@@ -435,6 +442,96 @@ mod tests {
             COMMUNICATORS.take(handle);
             assert_eq!((called, ended, to), ([SUCCESS; 2], [SUCCESS, result(why)], [0]));
         }
+    }
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// The communicators of two ranks.
+    fn pair() -> [Arc<Communicator>; 2] {
+        let store = Arc::new(HashStore::new());
+        let meet = |rank| {
+            let options = Options {
+                rank,
+                size: 2,
+                rendezvous: Rendezvous::Store(store.clone()),
+                name: String::new(),
+                timeout: 3 * SOON,
+                interface: None,
+                transports: None,
+                host: None,
+            };
+            thread::spawn(|| {
+                let communicator = communicator_to_be();
+                communicator.meet(|_| Context::create(options).map(Some));
+                communicator
+            })
+        };
+        [0, 1].map(meet).map(|meets| meets.join().expect("no panic"))
+    }
+
+    /// The sum of what both ranks have at `place`, to be there.
+    fn sum(communicator: &Arc<Communicator>, place: &AtomicU8) -> Launch {
+        let mut launch = call(communicator);
+        (launch.request.input, launch.request.output) = (place.as_ptr().cast_const(), place.as_ptr());
+        launch
+    }
+
+    fn answers(rank: thread::ScopedJoinHandle<'_, [Result<ncclResult_t>; 3]>) {
+        assert_eq!(rank.join().expect("no panic"), [(); 3].map(|()| Ok(SUCCESS)));
+    }
+
+    /// In host memory a call is complete when it returns, as it is for what a stream is given next. There are no signals: a channel
+    /// stands for them.
+    #[test]
+    fn what_a_group_waits_for_is_there_when_its_calls_begin() {
+        static PLACES: [AtomicU8; 2] = [AtomicU8::new(1), AtomicU8::new(0)];
+        let ([first, second], (signal, signalled)) = (pair(), mpsc::channel());
+        thread::scope(|scope| {
+            let puts = scope.spawn(|| {
+                let put = send(move || {
+                    PLACES[1].store(4, Ordering::SeqCst);
+                    signal.send(()).expect("the other waits");
+                    Ok(())
+                });
+                [put, launch(sum(&first, &PLACES[0])), Ok(SUCCESS)]
+            });
+            let waits = scope.spawn(|| {
+                assert_eq!(ncclGroupStart(), SUCCESS);
+                let waits = wait(move || {
+                    signalled.recv_timeout(SOON).expect("the other signals");
+                    assert_eq!(PLACES[1].load(Ordering::SeqCst), 4, "the sum is there before what it is of");
+                    Ok(())
+                });
+                [waits, launch(sum(&second, &PLACES[1])), Ok(ncclGroupEnd())]
+            });
+            [puts, waits].into_iter().for_each(answers);
+        });
+        assert_eq!(PLACES.each_ref().map(|place| place.load(Ordering::SeqCst)), [5; 2]);
+    }
+
+    #[test]
+    fn what_a_group_puts_is_sent_before_its_calls_and_as_it_was() {
+        static PLACES: [AtomicU8; 2] = [AtomicU8::new(1), AtomicU8::new(4)];
+        let ([first, second], (put, received)) = (pair(), mpsc::channel());
+        thread::scope(|scope| {
+            let puts = scope.spawn(|| {
+                assert_eq!(ncclGroupStart(), SUCCESS);
+                let puts = send(move || {
+                    put.send(PLACES[0].load(Ordering::SeqCst)).expect("the other waits");
+                    Ok(())
+                });
+                [puts, launch(sum(&first, &PLACES[0])), Ok(ncclGroupEnd())]
+            });
+            let waits = scope.spawn(move || {
+                let got = received.recv_timeout(SOON);
+                // Also if nothing has come: the other waits for it.
+                let summed = launch(sum(&second, &PLACES[1]));
+                assert_eq!(got, Ok(1));
+                [Ok(SUCCESS), summed, Ok(SUCCESS)]
+            });
+            [puts, waits].into_iter().for_each(answers);
+        });
+        assert_eq!(PLACES.each_ref().map(|place| place.load(Ordering::SeqCst)), [5; 2]);
     }
 
     /// Whoever waits for those has no part in it.

@@ -12,7 +12,7 @@ use unisono::rendezvous::id::served;
 use unisono::sys::process;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
-use crate::communicator::{COMMUNICATORS, Communicator, Making};
+use crate::communicator::{COMMUNICATORS, Communicator, Making, of_setup};
 use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught};
 use crate::order::Turn;
 
@@ -206,7 +206,7 @@ fn share_by(
             if begins.recv().is_ok() {
                 turn.wait();
                 // Who began it waits for that.
-                let _ = end.send(caught(sharing.share));
+                let _ = end.send(caught(sharing.share).map_err(of_setup));
             }
         };
         match spawn(Box::new(share)) {
@@ -311,6 +311,53 @@ mod tests {
             assert_eq!(COMMUNICATORS.take(place).is_some(), met);
             assert_eq!(served::server(&bytes).is_some(), !met, "of {size}");
         }
+    }
+
+    /// UNISONO_NCCL_TIMEOUT may be anything: it is not what they have waited for.
+    #[test]
+    fn who_waits_in_vain_to_split_is_told_which_setting_says_how_long() {
+        let store = Arc::new(HashStore::new());
+        let [parent, _stays_away] = [0, 1]
+            .map(|rank| {
+                let store = store.clone();
+                std::thread::spawn(move || {
+                    let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+                    let options = Options {
+                        rank,
+                        size: 2,
+                        rendezvous: Rendezvous::Store(store),
+                        name: String::new(),
+                        timeout: Duration::from_secs(1),
+                        interface: None,
+                        transports: None,
+                        host: None,
+                    };
+                    communicator.meet(|_| Context::create(options).map(Some));
+                    communicator
+                })
+            })
+            .map(|meets| meets.join().expect("no panic"));
+        let handle = COMMUNICATORS.insert(parent);
+        let mut child = std::ptr::null_mut();
+        // SAFETY: live memory.
+        let split = unsafe { crate::create::ncclCommSplit(handle, 0, 0, &mut child, std::ptr::null_mut()) };
+        // SAFETY: a C string, until the next call of this thread fails.
+        let text =
+            unsafe { std::ffi::CStr::from_ptr(crate::error::ncclGetLastError(handle)) }.to_string_lossy();
+        assert_eq!((split, child), (crate::error::result(Status::Timeout), std::ptr::null_mut()), "{text}");
+        assert!(text.contains("raise UNISONO_NCCL_MEETING_TIMEOUT"), "{text}");
+        COMMUNICATORS.take(handle);
+    }
+
+    #[test]
+    fn who_waits_in_vain_to_share_a_window_is_told_which_setting_says_how_long() {
+        let error = Error::new(Status::Timeout, "Look at rank 1, or raise timeout_ms");
+        let sharing = Sharing {
+            communicator: Communicator::new(Place::Host(0), Config::unset(), Vec::new()),
+            share: Box::new(move || Err(error)),
+        };
+        let error = share(vec![sharing]).expect_err("it fails");
+        assert_eq!(error.text(), "Look at rank 1, or raise UNISONO_NCCL_MEETING_TIMEOUT");
     }
 
     #[test]

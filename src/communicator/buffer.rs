@@ -67,7 +67,7 @@ impl Buffer {
         };
         // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
         let work = unsafe { self.context.start(&request, call) }?;
-        self.sends.push(Message { work, on_stream: call.stream.is_some(), peers: vec![to] });
+        self.sends.push(Message { work, on_stream: call.stream.is_some(), peers: vec![to] }, &self.context);
         Ok(())
     }
 
@@ -89,7 +89,8 @@ impl Buffer {
         };
         // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
         let work = unsafe { self.context.start(&request, call) }?;
-        self.receives.push(Message { work, on_stream: call.stream.is_some(), peers: from.to_vec() });
+        let message = Message { work, on_stream: call.stream.is_some(), peers: from.to_vec() };
+        self.receives.push(message, &self.context);
         Ok(())
     }
 
@@ -156,6 +157,17 @@ struct State {
     pending: VecDeque<Message>,
     /// How often the waits were aborted.
     aborts: u64,
+    /// Threads that wait.
+    waiting: usize,
+}
+
+/// A thread that waits, until this is dropped.
+struct Waits<'a>(&'a Queue);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.lock().waiting -= 1;
+    }
 }
 
 struct Message {
@@ -170,8 +182,16 @@ impl Queue {
         Queue { verb, state: Mutex::default() }
     }
 
-    fn push(&self, message: Message) {
-        self.lock().pending.push_back(message);
+    fn push(&self, message: Message, context: &Context) {
+        let mut state = self.lock();
+        // Who waits may have looked for the last time before this was in the list, and whoever ended it may have told before that.
+        let is_missed =
+            state.waiting > 0 && (message.work.peek().is_some() || message.work.by_messages().is_none());
+        state.pending.push_back(message);
+        drop(state);
+        if is_missed {
+            context.wake();
+        }
     }
 
     fn abort(&self) {
@@ -180,7 +200,12 @@ impl Queue {
 
     fn wait(&self, deadline: Deadline) -> Result<u32> {
         let since = Instant::now();
-        let aborts = self.lock().aborts;
+        let aborts = {
+            let mut state = self.lock();
+            state.waiting += 1;
+            state.aborts
+        };
+        let _waits = Waits(self);
         let mut late = false;
         loop {
             let (oldest, peers, others, alike) = {
@@ -227,7 +252,7 @@ impl Queue {
             // Whatever comes of this, the loop looks at what is complete.
             match oldest.by_messages().filter(|_| alike) {
                 Some(running) => running.wait_until(deadline, || {
-                    let State { pending, aborts: now } = &*self.lock();
+                    let State { pending, aborts: now, .. } = &*self.lock();
                     // Another thread may have had it.
                     let is_over = |Message { work, .. }: &Message| {
                         work.peek().is_some() || work.by_messages().is_none()

@@ -19,6 +19,7 @@ use crate::engine::group::Group;
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
+use crate::rendezvous::join;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
 use crate::signature::Signature;
@@ -43,7 +44,7 @@ struct Inner {
     /// See [`Context::limit_blocks`]; 0: unset.
     max_blocks: AtomicU32,
     cuda: Cuda,
-    /// Kept alive as long as the context: the embedded server of its store.
+    /// Kept alive as long as the context: the embedded server of its store. Nobody needs a directory once the ranks have met.
     _store: Option<Arc<dyn Store>>,
 }
 
@@ -95,19 +96,28 @@ impl Context {
             return Ok(Context::new(label, timeout, Place::Solo, None));
         }
         let by_id = matches!(options.rendezvous, Rendezvous::Id(_));
+        // Waits of our own stores time out: they are cut into turns, so that ranks hear of each other meanwhile.
+        let is_ours = !matches!(options.rendezvous, Rendezvous::Store(_));
+        let recalled = recalled.or(is_ours.then_some(&|| false));
+        let leads = rank == 0 && matches!(options.rendezvous, Rendezvous::Environment);
         // What is no option is the caller's, who may try again; that the host lacks something the others are to hear.
         let links = meeting::on_interface(meeting::link_options(&options)?, &options);
         let (name, options) = (name.as_str(), links);
         let meeting = Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled };
-        let (endpoint, job) = bootstrap::meet(meeting)?;
+        let met = bootstrap::meet(meeting);
+        if leads {
+            join::is_over(met.is_err().then(|| store.clone()));
+        }
+        let (endpoint, job) = met?;
         if let Some(exits) = exits {
             endpoint.watch_exits(exits);
         }
         let members = (0..size).collect();
         let group = Group::new(endpoint, job, label.clone(), rank, members, timeout);
-        // Once the ranks have met nobody asks an id's server again, which its maker keeps elsewhere.
-        let store = (!by_id).then_some(store);
-        let context = Context::new(label, timeout, Place::Group(group), store);
+        // Once the ranks have met nobody asks it again. An id's server its maker keeps elsewhere; a directory rank 0 removes when all have
+        // settled, since a process that exits does not destroy its contexts.
+        let kept = (!by_id && store.file_of("").is_none()).then(|| store.clone());
+        let context = Context::new(label, timeout, Place::Group(group), kept);
         if let Some(recall) = recall {
             recall.enter(&context);
         }
@@ -229,13 +239,13 @@ impl Context {
             .collect();
         ranks.sort_unstable();
         let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
-        Ok(Some(child(color, ranks)))
+        Ok(Some(Child { doubted: true, ..child(color, ranks) }))
     }
 
     /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
     /// `NotMember` and names rank and group. If this group has failed it is refused, and members that do not know of that yet are told.
     pub fn group(&self, name: &str, ranks: &[u32]) -> Result<Context> {
-        self.begin_regroup(name, ranks)?.meet_if_sound()
+        Child { tied: true, ..self.begin_regroup(name, ranks)? }.meet_if_sound()
     }
 
     /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
@@ -265,7 +275,7 @@ impl Context {
         if !ranks.contains(&self.rank()) {
             fail!(NotMember, "rank {} of '{}' is not a member of group '{name}'", self.rank(), self.name());
         }
-        Ok(self.child(name, name.to_string(), ranks.to_vec()))
+        Ok(Child { tied: false, ..self.child(name, name.to_string(), ranks.to_vec()) })
     }
 
     /// Collective: the same ranks, independent operations.
@@ -278,7 +288,15 @@ impl Context {
         let mut children = lock(&self.0.children);
         let count = children.entry((name.to_string(), ranks.clone())).or_insert(0);
         *count += 1;
-        Child { parent: self.clone(), name: name.to_string(), label, ranks, count: *count }
+        Child {
+            parent: self.clone(),
+            name: name.to_string(),
+            label,
+            ranks,
+            count: *count,
+            tied: true,
+            doubted: false,
+        }
     }
 
     /// Sets up what the members of a new group have to set up together.
@@ -369,6 +387,10 @@ pub struct Child {
     ranks: Vec<u32>,
     /// How many of the same name and members there have been, with this one.
     count: u32,
+    /// Whether it is not made if the parent fails.
+    tied: bool,
+    /// Whether others may not know that they are members: the parent may have failed before they were told.
+    doubted: bool,
 }
 
 impl Child {
@@ -385,13 +407,23 @@ impl Child {
     /// [`Child::meet`], unless `recall` calls it off.
     pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
-        let Child { parent, label, .. } = self;
+        let Child { parent, label, tied, doubted, .. } = self;
         let timeout = parent.timeout();
         let Some(group) = group else { return Ok(Context::new(label, timeout, Place::Solo, None)) };
+        let Place::Group(over) = &parent.0.place else {
+            return Ok(Context::new(label, timeout, Place::Group(group), None));
+        };
+        let _making = tied.then(|| over.make(&group));
         let child = Context::new(label, timeout, Place::Group(group), parent.0._store.clone());
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
-        child.settled()
+        let child = child.settled()?;
+        if let (true, Place::Group(group)) = (doubted, child.place())
+            && group.direct().is_none()
+        {
+            child.exchange(group, [0, 0]).inspect_err(|error| group.fail_here(error))?;
+        }
+        Ok(child)
     }
 
     /// As [`Child::meet`], unless the parent has failed. The others may not have heard of that yet, and wait for this rank: they hear of
@@ -400,14 +432,14 @@ impl Child {
         let Some(error) = self.parent.failure() else { return self.meet() };
         let error = error.context(format!("group '{}' has failed before", self.parent.name()));
         if let Some(group) = self.group() {
-            group.fail(error.clone());
+            group.fail_here(&error);
         }
         Err(error)
     }
 
     /// This rank's end of the group, unless it is alone in it.
     fn group(&self) -> Option<Arc<Group>> {
-        let Child { parent, name, label, ranks, count } = self;
+        let Child { parent, name, label, ranks, count, .. } = self;
         let Place::Group(parent) = &parent.0.place else { return None };
         if ranks.len() == 1 {
             return None;

@@ -249,7 +249,7 @@ impl Context {
                 "a PreMulSum whose factor is in device memory reads it on the host, which a graph cannot: give it as ncclScalarHostImmediate",
             )?;
             // SAFETY: as above.
-            let read = unsafe { stream.read_scalar(address, bytes, deadline) };
+            let read = unsafe { stream.read_scalar(address, bytes, deadline, &|| self.failure()) };
             read.map_err(|error| error.context("reading the factor of a PreMulSum"))
         });
         // SAFETY: as above.

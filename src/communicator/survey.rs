@@ -13,7 +13,7 @@ use crate::cuda::stream::Stream;
 use crate::engine::point::Message;
 use crate::engine::staged::Place;
 use crate::error::{Result, fail};
-use crate::sys;
+use crate::transport::memory::is_readable;
 
 /// The memory that a call names on this rank.
 #[derive(Clone, Copy)]
@@ -249,10 +249,9 @@ impl Span {
         Ok(())
     }
 
-    /// Whether this process has no memory there, as far as the kernel tells: it may forbid the question.
+    /// Whether this process has no memory there, as far as the kernel tells.
     fn is_nowhere(&self) -> bool {
-        let read = sys::memory::read_process(std::process::id(), self.start(), &mut [0u8]);
-        read.is_err_and(|cause| cause.raw_os_error() == Some(libc::EFAULT))
+        !is_readable(std::ptr::with_exposed_provenance(self.start() as usize), 1)
     }
 }
 

@@ -1,10 +1,14 @@
 //! Scalars in device memory that the host reads: by pinned memory that is kept, since making some may wait for all that the device
 //! was given, and so for a peer of another call.
 
+use std::time::Instant;
+
 use super::context::Devices;
+use super::event::Event;
+use super::polling;
 use super::stream::Stream;
 use crate::deadline::Deadline;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, fail};
 
 /// Bytes of the largest scalar.
 pub const MOST_BYTES: usize = 8;
@@ -58,15 +62,16 @@ impl Devices {
 
 impl Stream {
     /// The `bytes` bytes at `address` of its device's memory, at most [`MOST_BYTES`], as they are when it has come this far, and
-    /// zeros. Waits for that until `deadline`: it is not in a capture.
+    /// zeros. Waits for that until `deadline`, or until there is a `failure`: it is not in a capture.
     ///
     /// # Safety
-    /// The memory is valid until then.
+    /// The memory is valid until the stream has come so far.
     pub unsafe fn read_scalar(
         &self,
         address: u64,
         bytes: usize,
         deadline: Deadline,
+        failure: &dyn Fn() -> Option<Error>,
     ) -> Result<[u8; MOST_BYTES]> {
         let mut scalar = [0; MOST_BYTES];
         let Some(into) = scalar.get_mut(..bytes) else {
@@ -78,11 +83,28 @@ impl Stream {
         // come to the end of the copy. What fails before that keeps it from being used again. Its page lives as long as
         // the devices, which this holds.
         unsafe { self.copy_to_host(place, address, bytes) }?;
-        self.synchronize(deadline)?;
+        self.come_so_far(deadline, failure)?;
         // SAFETY: the copy is complete, and the slot this thread's.
         into.copy_from_slice(unsafe { std::slice::from_raw_parts(place.cast_const(), bytes) });
         self.devices().slots().free.push(slot);
         Ok(scalar)
+    }
+
+    /// Waits until it has done what it was given.
+    fn come_so_far(&self, deadline: Deadline, failure: &dyn Fn() -> Option<Error>) -> Result<()> {
+        let event = Event::new(self.devices(), self.device())?;
+        event.record(self)?;
+        let start = Instant::now();
+        while !event.query()? {
+            if let Some(error) = failure() {
+                return Err(error);
+            }
+            if deadline.expired() {
+                return event.synchronize(deadline);
+            }
+            polling::pause(start, deadline);
+        }
+        Ok(())
     }
 }
 
@@ -107,7 +129,8 @@ mod tests {
                     double.fill(stream.handle(), stream.device(), buffer.address(), &[round; 8]);
                     // SAFETY: the buffers are as long, and live until the streams are done.
                     let scalar = unsafe {
-                        stream.read_scalar(buffer.address(), usize::from(round % 9), Deadline::NEVER)
+                        stream
+                            .read_scalar(buffer.address(), usize::from(round % 9), Deadline::NEVER, &|| None)
                     };
                     let wanted =
                         std::array::from_fn(|at| if at < usize::from(round % 9) { round } else { 0 });
@@ -119,7 +142,9 @@ mod tests {
             let after = (double.creations() - 2 * 200, double.allocated(0), double.allocated(1));
             assert_eq!(after, before);
             // SAFETY: nothing is read.
-            assert!(unsafe { streams[0].read_scalar(buffers[0].address(), 9, Deadline::NEVER) }.is_err());
+            let too_long =
+                unsafe { streams[0].read_scalar(buffers[0].address(), 9, Deadline::NEVER, &|| None) };
+            assert!(too_long.is_err());
             drop((streams, buffers, devices));
             assert_eq!(double.complaints(), Vec::<String>::new());
         }
@@ -139,7 +164,8 @@ mod tests {
                     for _ in 0..20 {
                         double.fill(stream.handle(), 0, buffer.address(), &[thread as u8; 8]);
                         // SAFETY: the buffer is as long, and lives until the stream is done.
-                        let scalar = unsafe { stream.read_scalar(buffer.address(), 8, Deadline::NEVER) };
+                        let scalar =
+                            unsafe { stream.read_scalar(buffer.address(), 8, Deadline::NEVER, &|| None) };
                         assert_eq!(scalar, Ok([thread as u8; 8]));
                     }
                 });

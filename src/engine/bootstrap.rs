@@ -9,7 +9,7 @@ mod notice;
 use std::sync::Arc;
 use std::time::Instant;
 
-use self::notice::Notice;
+use self::notice::{GRACE, Notice};
 use super::endpoint::{Endpoint, Through};
 use super::lane::{Destination, Source, Ticket};
 use super::messages::Failure;
@@ -21,6 +21,7 @@ use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
 use crate::signature::Kind;
 use crate::signature::Signature;
+use crate::sys::process;
 use crate::transport::address::PeerAddress;
 use crate::transport::service::{Identity, Options};
 
@@ -69,11 +70,23 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         };
         let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
         let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
-        let endpoint = endpoint.insert(Endpoint::new(Identity { rank, size, secret, job }, options?)?);
+        let made = options.and_then(|options| Endpoint::new(Identity { rank, size, secret, job }, options));
+        let endpoint = endpoint.insert(made.map_err(|error| {
+            // The others are told it as it is.
+            let (host, pid) = (process::hostname(), std::process::id());
+            error.context(format_args!("rank {rank} of {size} (host {host}, pid {pid}) cannot join '{name}'"))
+        })?);
         join(endpoint, &prefix, name, &notice, deadline)?;
         Ok((endpoint.clone(), job))
     })();
-    joined.map_err(|error| notice.leave(error))
+    joined.map_err(|error| {
+        let error = notice.leave(error);
+        if endpoint.is_none() {
+            // Who waits for this rank's address, in whatever store, need not do so until its deadline.
+            let _ = store.set(&format!("{prefix}/rank/{rank}"), &[], Deadline::after(GRACE));
+        }
+        error
+    })
 }
 
 /// Learns where everybody is, and waits until all know.
@@ -87,7 +100,17 @@ fn join(
     let (began, store) = (Instant::now(), notice.store());
     let &Identity { rank, size, job, .. } = endpoint.identity().0;
     let own = endpoint.registration().address().clone();
-    store.set(&format!("{prefix}/rank/{rank}"), &own.encode(), deadline)?;
+    if store.add(&format!("{prefix}/rank/{rank}/came"), 1, deadline)? > 1 {
+        let (host, pid) = (process::hostname(), std::process::id());
+        fail!(
+            InvalidUsage,
+            "two processes have come to '{name}' as rank {rank} of {size}, the second of them on {host}, pid {pid}: give each a rank of its \
+             own; or a job before this one has left its traces in the {}: then take another",
+            store.describe()
+        );
+    }
+    let published = [&own.encode()[..], &size.to_le_bytes()].concat();
+    store.set(&format!("{prefix}/rank/{rank}"), &published, deadline)?;
     let mut table = vec![0; RECORD_BYTES * size as usize];
     record(&own, &mut table[..RECORD_BYTES])?;
     endpoint.learn(own);
@@ -163,7 +186,17 @@ fn find(endpoint: &Endpoint, notice: &Notice<'_>, prefix: &str, peer: u32, deadl
         return Ok(());
     }
     let bytes = notice.get(&format!("{prefix}/rank/{peer}"), deadline)?;
-    let address = PeerAddress::decode(&bytes)?;
+    if bytes.is_empty() {
+        let unknown = || Error::new(Status::PeerFailed, format!("rank {peer} cannot join"));
+        return Err(notice.told().unwrap_or_else(unknown));
+    }
+    let (address, theirs) = bytes.split_last_chunk::<4>().unwrap_or((&bytes, &[0; 4]));
+    let address = PeerAddress::decode(address)?;
+    let &Identity { rank, size, .. } = endpoint.identity().0;
+    let theirs = u32::from_le_bytes(*theirs);
+    if theirs != size {
+        fail!(InvalidUsage, "rank {rank} has come as one of {size} ranks, rank {peer} as one of {theirs}");
+    }
     if address.rank != peer {
         let store = notice.store().describe();
         fail!(InvalidUsage, "the {store} gives rank {} for rank {peer}", address.rank);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::endpoint::lock;
 use super::operation::Completion;
 use crate::error::Result;
+use crate::sys::global::Global;
 use crate::sys::{fork, process};
 
 /// What is called when an operation has ended. It must not wait for another operation: it may run on the service
@@ -88,46 +89,64 @@ static RUNNING: Caller = Caller::new("unisono-watch");
 /// A thread that calls back. It is started when it is first needed, and sleeps when there is nothing to look at.
 struct Caller {
     name: &'static str,
+    /// In which process: a forked child has no thread of its parent's, and what that holds is the parent's to give back.
+    inbox: Global<Option<(u32, &'static Inbox)>>,
+}
+
+/// What the thread is to call.
+#[derive(Default)]
+struct Inbox {
     list: Mutex<List>,
     added: Condvar,
 }
 
+#[derive(Default)]
 struct List {
-    /// In which process the thread runs: a forked child has none of its parent's.
-    thread_of: Option<u32>,
+    has_thread: bool,
     added: Vec<(Look, Callback)>,
 }
 
 impl Caller {
     const fn new(name: &'static str) -> Caller {
-        let list = List { thread_of: None, added: Vec::new() };
-        Caller { name, list: Mutex::new(list), added: Condvar::new() }
+        Caller { name, inbox: Global::last(None) }
+    }
+
+    fn inbox(&'static self) -> &'static Inbox {
+        let process = fork::generation();
+        if let Some((made, inbox)) = *self.inbox.read()
+            && made == process
+        {
+            return inbox;
+        }
+        match &mut *self.inbox.write() {
+            Some((made, inbox)) if *made == process => inbox,
+            // One for each process: never freed.
+            other => other.insert((process, Box::leak(Box::default()))).1,
+        }
     }
 
     fn ensure_thread(&'static self) -> io::Result<()> {
-        self.ensure(|name| process::spawn(name, || self.run()).map(drop))
+        let inbox = self.inbox();
+        self.ensure(|name| process::spawn(name, || inbox.run()).map(drop))
     }
 
-    fn ensure(&self, spawn: impl FnOnce(&str) -> io::Result<()>) -> io::Result<()> {
-        let mut list = lock(&self.list);
-        let process = Some(fork::generation());
-        if list.thread_of == process {
-            return Ok(());
+    fn ensure(&'static self, spawn: impl FnOnce(&str) -> io::Result<()>) -> io::Result<()> {
+        let mut list = lock(&self.inbox().list);
+        if !list.has_thread {
+            spawn(self.name)?;
+            list.has_thread = true;
         }
-        spawn(self.name)?;
-        if list.thread_of.is_some() {
-            // What the parent's operations hold is the parent's to give back.
-            std::mem::forget(std::mem::take(&mut list.added));
-        }
-        list.thread_of = process;
         Ok(())
     }
 
-    fn add(&self, look: Look, then: Callback) {
-        lock(&self.list).added.push((look, then));
-        self.added.notify_one();
+    fn add(&'static self, look: Look, then: Callback) {
+        let inbox = self.inbox();
+        lock(&inbox.list).added.push((look, then));
+        inbox.added.notify_one();
     }
+}
 
+impl Inbox {
     fn run(&self) {
         let mut running = Vec::new();
         loop {
@@ -201,17 +220,34 @@ mod tests {
 
     #[test]
     fn a_thread_that_could_not_be_started_is_tried_again() {
-        let caller = Caller::new("test");
+        static CALLER: Caller = Caller::new("test");
         let refuse = |_: &str| Err(io::ErrorKind::WouldBlock.into());
-        assert!(caller.ensure(refuse).is_err());
+        assert!(CALLER.ensure(refuse).is_err());
         let mut started = 0;
         for _ in 0..2 {
             let start = |_: &str| {
                 started += 1;
                 Ok(())
             };
-            caller.ensure(start).expect("it starts");
+            CALLER.ensure(start).expect("it starts");
         }
         assert_eq!(started, 1);
+    }
+
+    #[test]
+    fn a_child_that_is_forked_while_its_parent_hands_callbacks_over_has_a_list_of_its_own() {
+        static CALLER: Caller = Caller::new("test");
+        CALLER.ensure(|_| Ok(())).expect("it starts");
+        let list = lock(&CALLER.inbox().list);
+        let starts_its_own = fork::tests::in_a_child(|| {
+            let mut started = false;
+            let start = |_: &str| {
+                started = true;
+                Ok(())
+            };
+            CALLER.ensure(start).is_ok() && started
+        });
+        drop(list);
+        assert!(starts_its_own);
     }
 }

@@ -20,6 +20,7 @@
 
 mod allowance;
 mod board;
+mod copies;
 mod run;
 mod watch;
 mod work;

@@ -414,8 +414,12 @@ impl Endpoint {
     /// Does what the messages asked for: opens links, watches descriptors, spreads failures. Without their lock.
     pub fn settle(&self) {
         let mut messages = self.messages();
-        if let Some(bell) = self.bell.get() {
-            messages.watch(bell);
+        let moved = self.bell.get().is_some_and(|bell| messages.watch(bell));
+        if moved {
+            drop(messages);
+            // Others may wait for it.
+            self.nudge();
+            messages = self.messages();
         }
         if messages.wanted.is_empty() && messages.troubles.is_empty() && messages.loads.is_empty() {
             return;

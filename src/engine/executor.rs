@@ -504,20 +504,26 @@ impl Operation for Run {
     }
 
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
-        let mut ranks: Vec<u32> = self
-            .plan
-            .schedule
-            .steps
-            .iter()
-            .zip(&self.progress.waits)
-            .filter(|(_, waits)| **waits == 0)
-            .filter_map(|(step, _)| match step.action {
-                Action::Receive { from, .. } | Action::ReceiveReduce { from, .. } => Some(from),
-                _ => None,
-            })
-            .collect();
-        ranks.sort_unstable();
-        ranks.dedup();
+        let under_way = || {
+            let steps = self.plan.schedule.steps.iter().zip(&self.progress.waits);
+            steps.filter(|(_, waits)| **waits == 0).map(|(step, _)| step.action)
+        };
+        let sorted = |ranks: &mut dyn Iterator<Item = u32>| {
+            let mut ranks: Vec<u32> = ranks.collect();
+            ranks.sort_unstable();
+            ranks.dedup();
+            ranks
+        };
+        let mut ranks = sorted(&mut under_way().filter_map(|action| match action {
+            Action::Receive { from, .. } | Action::ReceiveReduce { from, .. } => Some(from),
+            _ => None,
+        }));
+        // Who sends waits for those that are to take it.
+        let takers = sorted(&mut under_way().filter_map(|action| match action {
+            Action::Send { to, .. } => Some(to),
+            _ => None,
+        }));
+        ranks.extend(takers.into_iter().filter(|to| ranks.binary_search(to).is_err()).collect::<Vec<_>>());
         ranks
     }
 }

@@ -8,7 +8,7 @@ mod turn;
 use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -57,6 +57,8 @@ pub struct Group {
     connecting: Mutex<()>,
     relay: Arc<relay::Seat>,
     sends: Arc<Sends>,
+    /// Children that are being set up, which end with it.
+    making: Mutex<Vec<Weak<Group>>>,
 }
 
 impl Group {
@@ -90,6 +92,7 @@ impl Group {
             devices: OnceLock::new(),
             connecting: Mutex::default(),
             relay,
+            making: Mutex::default(),
         });
         group.endpoint.enrol(&group);
         group
@@ -180,9 +183,25 @@ impl Group {
             exchange.abort();
         }
         if first {
+            let making: Vec<_> = lock(&self.making).iter().filter_map(Weak::upgrade).collect();
+            making.iter().for_each(|child| child.fail_with(self, error));
             self.endpoint.wake();
         }
         first
+    }
+
+    /// A child of this group is set up, and fails if this does before the guard is dropped.
+    pub fn make<'a>(&'a self, child: &Arc<Group>) -> Making<'a> {
+        lock(&self.making).push(Arc::downgrade(child));
+        let making = Making { parent: self, child: Arc::downgrade(child) };
+        if let Some(error) = self.latched() {
+            child.fail_with(self, &error);
+        }
+        making
+    }
+
+    fn fail_with(&self, parent: &Group, error: &Error) {
+        self.fail(error.context(format_args!("group '{}' has failed before", parent.name)));
     }
 
     /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held by threads that do
@@ -212,8 +231,7 @@ impl Group {
         timeout: Option<Duration>,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Completion> {
-        self.check(&signature)?;
-        let mut orders = lock(&self.orders);
+        let mut orders = self.orders(&signature)?;
         let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
         if !free {
             let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
@@ -248,10 +266,10 @@ impl Group {
         given_up: &mut bool,
     ) -> Result<Completion> {
         self.begin(turn);
-        let mut answer = self.follow(operation, turn.deadline.min(turn.compare_at(turn.called)));
+        let mut answer = self.follow(turn, operation, turn.deadline.min(turn.compare_at(turn.called)));
         while answer.is_none() && !turn.deadline.expired() {
             self.compare(turn, &operation.waits_for(self));
-            answer = self.follow(operation, turn.deadline.min(turn.compare_again_at()));
+            answer = self.follow(turn, operation, turn.deadline.min(turn.compare_again_at()));
         }
         answer.unwrap_or_else(|| {
             let (awaited, standing) = (operation.waits_for(self), operation.standing());
@@ -285,14 +303,22 @@ impl Group {
     }
 
     /// Moves an operation in this thread until it ends or `until` has come.
-    fn follow<O: Operation>(&self, operation: &mut O, until: Deadline) -> Option<Result<Completion>> {
+    fn follow<O: Operation>(
+        &self,
+        turn: &Turn,
+        operation: &mut O,
+        until: Deadline,
+    ) -> Option<Result<Completion>> {
         let through = operation.through();
         self.endpoint.follow(until, through, || match operation.advance(self) {
             Poll::Ready(result) => Look::Over(result),
             Poll::Pending => match self.failure() {
                 Some(error) => Look::Over(Err(error)),
-                None if operation.is_at_work() => Look::AtWork,
-                None => Look::Waits,
+                None => {
+                    let at_work = operation.is_at_work();
+                    self.note_work(turn, operation, at_work);
+                    if at_work { Look::AtWork } else { Look::Waits }
+                }
             },
         })
     }
@@ -306,8 +332,7 @@ impl Group {
         timeout: Option<Duration>,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Arc<Running>> {
-        self.check(&signature)?;
-        let mut orders = lock(&self.orders);
+        let mut orders = self.orders(&signature)?;
         let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
         let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
         self.endpoint.adopt(running.clone());
@@ -331,6 +356,15 @@ impl Group {
             self.endpoint.see_out();
         }
         Ok(running)
+    }
+
+    /// The orders, for a call that may have a turn: a group that had failed when the last one passed on gives none.
+    fn orders(&self, signature: &Signature) -> Result<MutexGuard<'_, Orders>> {
+        // A child may find the lock taken for ever.
+        self.endpoint.check_fork()?;
+        let orders = lock(&self.orders);
+        self.check(signature)?;
+        Ok(orders)
     }
 
     fn check(&self, signature: &Signature) -> Result<()> {
@@ -396,9 +430,8 @@ impl Group {
         let Some((&last, before)) = signatures.split_last() else {
             fail!(InvalidArgument, "no operations were given")
         };
-        self.check(&last)?;
         let first = {
-            let mut orders = lock(&self.orders);
+            let mut orders = self.orders(&last)?;
             let order = orders.of(class, 0);
             let first = order.next;
             // They are numbered modulo 2^32.
@@ -658,6 +691,18 @@ impl Group {
         {
             exchange.abort();
         }
+    }
+}
+
+/// See [`Group::make`].
+pub struct Making<'a> {
+    parent: &'a Group,
+    child: Weak<Group>,
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        lock(&self.parent.making).retain(|child| !Weak::ptr_eq(child, &self.child));
     }
 }
 

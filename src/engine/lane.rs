@@ -257,6 +257,15 @@ impl Lane {
         self.closed || self.stream.poll_fd().is_none()
     }
 
+    /// Whether the next event takes no system call, since enough has been read ahead.
+    pub fn is_ahead(&self) -> bool {
+        let have = self.end - self.start;
+        match &self.incoming {
+            None => have >= FRAME_BYTES,
+            Some(incoming) => incoming.frame.length as usize - incoming.filled <= have,
+        }
+    }
+
     /// Frames that have not been written whole, or of which nobody has been told; one more where nobody has been told of an error.
     pub fn backlog(&self) -> usize {
         self.outgoing.len() + self.finished.len() + usize::from(self.refused.is_some())

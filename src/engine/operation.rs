@@ -184,6 +184,8 @@ enum Stage {
         operation: Box<dyn Operation>,
         /// When it compares itself with the calls of those that it waits for: some time after its turn has come, then seldom.
         compare_at: Deadline,
+        /// Whether it has been moved.
+        begun: bool,
     },
     /// Its deadline has passed; the others are asked what they are doing.
     Overdue(Inquiry),
@@ -210,7 +212,7 @@ impl Running {
             has_courier: operation.has_courier(),
             exits: (operation.through() == Through::Device).then(|| operation.exits()),
             held_up: OnceLock::new(),
-            stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
+            stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER, begun: false }),
             active: AtomicBool::new(false),
             passed: AtomicBool::new(false),
             done: AtomicBool::new(false),
@@ -321,10 +323,17 @@ impl Running {
             // Asking takes a while, and this may be the thread that the answers come through: it does not wait for them.
             Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return Look::Waits,
             Stage::Overdue(inquiry) => Err(self.group.overdue(&self.call, inquiry)),
-            Stage::Running { operation, compare_at } => {
-                let result = match operation.advance(&self.group) {
-                    Poll::Ready(result) => Some(result),
-                    Poll::Pending => self.group.failure().map(Err),
+            Stage::Running { operation, compare_at, begun } => {
+                // What had not begun when its group failed does not begin: a call that failed before its first step has left a number of
+                // those that ranks count for themselves, which this one would take.
+                let refused = if *begun { None } else { self.group.failure() };
+                *begun = true;
+                let result = match refused {
+                    Some(error) => Some(Err(error)),
+                    None => match operation.advance(&self.group) {
+                        Poll::Ready(result) => Some(result),
+                        Poll::Pending => self.group.failure().map(Err),
+                    },
                 };
                 let now = Instant::now();
                 match result {
@@ -352,7 +361,9 @@ impl Running {
                         if passes {
                             self.group.note_exchanged(&self.call);
                         }
-                        let look = if operation.is_at_work() { Look::AtWork } else { Look::Waits };
+                        let at_work = operation.is_at_work();
+                        self.group.note_work(&self.call, &*operation, at_work);
+                        let look = if at_work { Look::AtWork } else { Look::Waits };
                         drop(stage);
                         if passes {
                             self.pass_on();

@@ -26,6 +26,43 @@ pub enum Progress {
     Enqueued = 4,
 }
 
+/// What a running call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// Nothing has been noted, or nothing that is a rank's.
+    Unknown,
+    /// A rank of the group.
+    Rank(u32),
+    /// Nothing: this rank is at work.
+    Nothing,
+}
+
+/// Stands for [`Awaited::Nothing`] where a rank is written as the number behind its own.
+const NOTHING: u64 = u32::MAX as u64;
+
+impl Awaited {
+    /// The rank, if it is one.
+    pub fn rank(self) -> Option<u32> {
+        if let Awaited::Rank(rank) = self { Some(rank) } else { None }
+    }
+
+    fn encode(self) -> u64 {
+        match self {
+            Awaited::Unknown => 0,
+            Awaited::Rank(rank) => u64::from(rank) + 1,
+            Awaited::Nothing => NOTHING,
+        }
+    }
+
+    fn decode(word: u64) -> Awaited {
+        match word {
+            0 => Awaited::Unknown,
+            NOTHING => Awaited::Nothing,
+            _ => Awaited::Rank(word as u32 - 1),
+        }
+    }
+}
+
 /// One call of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -41,8 +78,8 @@ pub struct Entry {
     pub class: Class,
     /// How far it has come.
     pub progress: Progress,
-    /// Whom it waited for when it last noted that: a rank of the group.
-    pub waits_for: Option<u32>,
+    /// What it waited for when it last noted that.
+    pub awaited: Awaited,
     /// When it was called, in nanoseconds since 1970.
     pub began: u64,
 }
@@ -117,18 +154,23 @@ impl Recorder {
         }
     }
 
-    /// Notes that a running call waits for `rank` of its group, if its entry still stands.
-    pub fn note(&self, slot: Slot, rank: u32) {
+    /// Notes what a running call waits for, if its entry still stands.
+    pub fn note(&self, slot: Slot, awaited: Awaited) {
         let words = self.entry(slot.0);
         let runs = words[6].load(Ordering::Relaxed) & 0xff == Progress::Running as u64;
         if runs && words[0].load(Ordering::Relaxed) == slot.0 + 1 {
-            words[6].store(Progress::Running as u64 | (u64::from(rank) + 1) << 32, Ordering::Relaxed);
+            words[6].store(Progress::Running as u64 | awaited.encode() << 32, Ordering::Relaxed);
         }
     }
 
-    /// Whom a call was last seen to wait for, as [`Recorder::note`] has it.
-    pub fn waits_for(&self, slot: Slot) -> Option<u32> {
-        decode(self.entry(slot.0), slot.0 + 1)?.waits_for
+    /// What a call was last seen to wait for, as [`Recorder::note`] has it.
+    pub fn awaited(&self, slot: Slot) -> Awaited {
+        let words = self.entry(slot.0);
+        let word = words[6].load(Ordering::Relaxed);
+        match words[0].load(Ordering::Relaxed) == slot.0 + 1 {
+            true => Awaited::decode(word >> 32),
+            false => Awaited::Unknown,
+        }
     }
 
     /// As if a call had not been recorded.
@@ -201,7 +243,7 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
             4 => Progress::Enqueued,
             _ => Progress::Failed,
         },
-        waits_for: (word(6) >> 32).checked_sub(1).map(|rank| rank as u32),
+        awaited: Awaited::decode(word(6) >> 32),
         began: word(5),
     };
     // Overwritten while it was read: then it is another call's, or half of two.
@@ -219,9 +261,10 @@ impl std::fmt::Display for Entry {
         };
         let Entry { signature, sequence, .. } = self;
         write!(f, "{signature} #{sequence}, {state}")?;
-        match self.waits_for {
-            Some(rank) => write!(f, ", waiting for rank {rank}"),
-            None => Ok(()),
+        match self.awaited {
+            Awaited::Unknown => Ok(()),
+            Awaited::Rank(rank) => write!(f, ", waiting for rank {rank}"),
+            Awaited::Nothing => write!(f, ", at work by itself"),
         }
     }
 }

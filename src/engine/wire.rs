@@ -63,7 +63,7 @@ pub enum FrameKind {
     /// The sender gives up a large message that it has announced.
     Withdraw = 6,
     /// The receiver does not take a large message that it was told of; why is in `offset`: what the kernel said when it
-    /// read, or 0 when its group is gone.
+    /// read, or 0 when its group is gone; or, with bit 32 set, the sender cannot read it either.
     Decline = 7,
 }
 

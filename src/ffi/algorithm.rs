@@ -91,7 +91,8 @@ pub enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_DISSEMINATION = 17,
     /// To rank 0 and back.
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
-    /// Inside the hosts, across them, inside again.
+    /// Inside the hosts, across them, inside again. Reductions have the order of the others if there is one host, or each but the
+    /// last has a power of two of ranks.
     UNISONO_ALGORITHM_HIERARCHICAL = 19,
     /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
     /// pointers.
@@ -268,7 +269,7 @@ pub unsafe extern "C" fn unisono_algorithm_name(algorithm: *const unisono_algori
     guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::borrow(algorithm, "algorithm") }?.name.as_ptr()))
 }
 
-/// Ends the object, after its last run is complete. NULL is fine.
+/// Ends the object. A run that has been started goes on: the memory is in use until its work is complete. NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_destroy(algorithm: *mut unisono_algorithm_t) {
     guard(|| {

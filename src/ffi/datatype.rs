@@ -47,7 +47,8 @@ pub type unisono_op_t = i32;
 /// The values of unisono_op_t. The numbers never change.
 ///
 /// Whatever the operator, the order of combination depends on the number of ranks alone, so the same inputs give the
-/// same bits at any size and over any transport, and every rank gets the same bits.
+/// same bits at any size and over any transport, and every rank gets the same bits. Algorithms that say so of themselves, by name, have
+/// an order of their own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_op {
@@ -75,8 +76,8 @@ pub enum unisono_op {
 
 /// A reduction of the caller's own: accumulator[i] = accumulator[i] ∘ operand[i], for `count` elements of `dtype`.
 ///
-/// It is associative; it need not commute, since what comes from lower ranks always stands on the left. It may be
-/// called from any thread of the library, several at once, until the operation completes, and calls no function of
+/// It is associative; it need not commute, since what comes from lower ranks always stands on the left, but by the ring algorithms, which
+/// are taken by name alone. It may be called from any thread of the library, several at once, until the operation completes, and calls no function of
 /// unisono. The two buffers never overlap; they are aligned to the element.
 pub type unisono_reduce_function_t = Option<
     unsafe extern "C" fn(

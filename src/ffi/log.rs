@@ -30,11 +30,11 @@ pub enum unisono_log_level {
     UNISONO_LOG_ERROR = 1,
     /// What may become a failure.
     UNISONO_LOG_WARN = 2,
-    /// What was chosen: addresses, transports, algorithms.
+    /// What was chosen: interfaces, how GPUs exchange.
     UNISONO_LOG_INFO = 3,
-    /// What happens on each context.
+    /// What happens on each context: how ranks joined, their links, what failed.
     UNISONO_LOG_DEBUG = 4,
-    /// What happens on each operation.
+    /// For what may come: nothing so far.
     UNISONO_LOG_TRACE = 5,
 }
 

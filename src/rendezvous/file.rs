@@ -255,7 +255,7 @@ impl Pause {
         now
     }
 
-    fn is_long(&self) -> bool {
+    pub(super) fn is_long(&self) -> bool {
         self.next >= Pause::LONG
     }
 }

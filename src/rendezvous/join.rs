@@ -9,7 +9,9 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
+use std::mem;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -24,10 +26,13 @@ use super::tcp::TcpStore;
 use super::tcp_server::ServerHandle;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
+use crate::sys::fork;
 use crate::sys::global::Global;
 
 /// Under which rank 0 says that a run has begun, and how.
 const OPENING: &str = "unisono/opening";
+/// Begins the names of the directories of jobs on one host.
+const LOCAL_JOB: &str = "job-";
 /// How long rank 0 tries to get a port that is in use.
 const PORT_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -52,7 +57,11 @@ pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
         }
         How::Local { job } => {
             let job = local_job(job, launch.launcher.rank_variable());
-            join_directory(launch, &directory::private_base(&job)?, deadline)
+            let base = directory::private_base(&job)?;
+            if launch.rank == 0 {
+                directory::tidy(&base, launcher_is_gone);
+            }
+            join_directory(launch, &base, deadline)
         }
         How::File(base) => join_directory(launch, base, deadline),
         How::Id(id) => {
@@ -72,6 +81,20 @@ pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
     })?;
     log::info!("rank {} of {} joined by {}", launch.rank, launch.size, joined.store.describe());
     Ok(joined)
+}
+
+/// The store of the last meeting of this process as rank 0, if that has failed: it says why, for ranks that come late or have yet to look.
+static FAILED: Global<Option<Arc<dyn Store>>> = Global::new(None);
+
+/// A meeting of this process as rank 0 is over; it has failed in that store, if one is given. That is kept until the next is over, or
+/// serves a store, and as it is when the process ends.
+pub fn is_over(failed: Option<Arc<dyn Store>>) {
+    if let Some(store) = failed.as_ref().filter(|store| store.file_of("").is_some()) {
+        let _ = store.set(directory::FAILED, &[], Deadline::after(PORT_PATIENCE));
+    }
+    let before = mem::replace(&mut *FAILED.write(), failed);
+    // Not under the lock: whoever drops the last of a server waits for its thread.
+    drop(before);
 }
 
 /// A store, and something that has to live as long: the server, or the leader's lock.
@@ -100,6 +123,10 @@ impl<K: Send + Sync> Store for Keeping<K> {
 
     fn describe(&self) -> String {
         self.store.describe()
+    }
+
+    fn file_of(&self, key: &str) -> Option<PathBuf> {
+        self.store.file_of(key)
     }
 }
 
@@ -147,6 +174,8 @@ fn first_at_tcp(
     must_serve: bool,
     deadline: Deadline,
 ) -> Result<Arc<dyn Store>> {
+    // The port is this run's.
+    is_over(None);
     // A port that was in use a moment ago may be free soon: its process is just ending.
     let patience = deadline.min(Deadline::after(PORT_PATIENCE));
     loop {
@@ -159,7 +188,7 @@ fn first_at_tcp(
             Serving::Elsewhere => return Ok(Arc::new(TcpStore::connect(host, port, secret, deadline)?)),
             Serving::Taken(error) => error,
         };
-        if !must_serve {
+        if !must_serve || is_inherited(port, secret) {
             match TcpStore::connect(host, port, secret, deadline.min(Deadline::after(PORT_PATIENCE))) {
                 Err(error) if error.status() == Status::Timeout => {
                     // Nobody is there, so why this rank cannot be is what matters.
@@ -267,14 +296,27 @@ struct Known {
     port: u16,
     secret: Option<SecretKey>,
     server: Weak<ServerHandle>,
+    /// Where it was started: a forked child has a copy, of which it may be that the parent serves.
+    fork: u32,
+}
+
+impl Known {
+    fn is(&self, port: u16, secret: Option<&SecretKey>) -> bool {
+        self.port == port && self.secret.as_ref() == secret
+    }
 }
 
 /// The server of this process at that port.
 fn known(port: u16, secret: Option<&SecretKey>) -> Option<Arc<ServerHandle>> {
     let mut servers = SERVERS.write();
     servers.retain(|known| known.server.strong_count() > 0);
-    let known = servers.iter().find(|known| known.port == port && known.secret.as_ref() == secret);
+    let known = servers.iter().find(|known| known.is(port, secret) && known.fork == fork::generation());
     known.and_then(|known| known.server.upgrade())
+}
+
+/// Whether an ancestor of this process had its server at that port when it forked. Who has it now may be that ancestor.
+fn is_inherited(port: u16, secret: Option<&SecretKey>) -> bool {
+    SERVERS.read().iter().any(|known| known.is(port, secret) && known.fork != fork::generation())
 }
 
 /// Who serves a TCP store.
@@ -312,7 +354,8 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
     Ok(match started {
         Ok(server) => {
             let server = Arc::new(server);
-            let known = Known { port, secret: secret.cloned(), server: Arc::downgrade(&server) };
+            let fork = fork::generation();
+            let known = Known { port, secret: secret.cloned(), server: Arc::downgrade(&server), fork };
             SERVERS.write().push(known);
             Serving::Here(server)
         }
@@ -331,7 +374,15 @@ fn local_job(job: &str, rank_variable: &str) -> String {
     let launcher = launcher_process(rank_variable);
     let text: String =
         job.chars().take(64).map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
-    if text.is_empty() { format!("job-{launcher}") } else { format!("job-{launcher}-{text}") }
+    if text.is_empty() { format!("{LOCAL_JOB}{launcher}") } else { format!("{LOCAL_JOB}{launcher}-{text}") }
+}
+
+/// Whether the launcher has ended that a name by [`local_job`] is of. Not where the time of its start was not to be had.
+fn launcher_is_gone(job: &str) -> bool {
+    let mut numbers = job.strip_prefix(LOCAL_JOB).unwrap_or_default().split('-');
+    let process = numbers.next().and_then(|process| process.parse().ok());
+    let started = numbers.next().and_then(|started| started.parse().ok()).filter(|&started| started != 0);
+    process.zip(started).is_some_and(|(process, started)| stat(process).map(|(_, now)| now) != Some(started))
 }
 
 /// The nearest ancestor that was not started with a rank: the launcher, or its agent on this host. A process number comes
@@ -552,5 +603,16 @@ mod tests {
         assert_eq!((found, other), (Some(std::process::id()), None));
         let name = local_job("a@b/c d", "UNISONO_TEST_RANK");
         assert!(name.ends_with("-a-b-c-d"), "{name}");
+        assert!(!launcher_is_gone(&name), "{name}");
+        for (name, is_gone) in [
+            (format!("job-{parent}-1-a"), true),
+            (format!("job-{parent}-1"), true),
+            (format!("job-{parent}-0"), false),
+            (format!("job-{parent}"), false),
+            ("job-".to_owned(), false),
+            ("other".to_owned(), false),
+        ] {
+            assert_eq!(launcher_is_gone(&name), is_gone, "{name}");
+        }
     }
 }

@@ -4,7 +4,8 @@
 //! makes a new subdirectory of a random name, writes that name into a file, locks the file and renames it to `leader`.
 //! The kernel ends the lock with the process, however it ends. The other ranks believe a `leader` only while it is locked,
 //! and take a seat in its run by creating a file; where the seat of their rank is taken, the run is an older one that is
-//! just ending, and they wait for the next.
+//! just ending, and they wait for the next. Rank 0 keeps a run whose meeting has failed, and marks it: who waited for a run to begin
+//! joins it also when rank 0 has ended since, and finds there what went wrong.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,8 @@ use crate::sys::{random, user};
 const LEADER: &str = "leader";
 /// The name of a run: 16 hexadecimal digits after this.
 const RUN: &str = "run-";
+/// The key by which rank 0 marks a run whose meeting has failed.
+pub(super) const FAILED: &str = "failed";
 
 /// Rank 0's hold on its run: while it lives, the others find the run. Dropping it removes the run's directory.
 pub(super) struct Leader {
@@ -64,13 +67,13 @@ pub(super) fn lead(base: &Path) -> Result<(FileStore, Leader)> {
 
 /// Finds rank 0's run in `base` and takes the seat of `rank`.
 pub(super) fn follow(base: &Path, rank: usize, deadline: Deadline) -> Result<FileStore> {
+    let refused =
+        |cause| Error::system(format!("rank {rank} cannot join a run in {}", base.display()), cause);
     let since = Instant::now();
     let mut pause = Pause::default();
+    let before = believed(base).map_err(refused)?.map(|(name, _)| name);
     loop {
-        let run = seat(base, rank).map_err(|cause| {
-            Error::system(format!("rank {rank} cannot join a run in {}", base.display()), cause)
-        })?;
-        if let Some(run) = run {
+        if let Some(run) = seat(base, rank, before.as_deref()).map_err(refused)? {
             return FileStore::open(run);
         }
         if deadline.expired() {
@@ -82,7 +85,25 @@ pub(super) fn follow(base: &Path, rank: usize, deadline: Deadline) -> Result<Fil
                 since.elapsed().as_secs_f64()
             );
         }
+        if pause.is_long() {
+            // As in `FileStore::get`, against a remembered absence; the directory itself may be absent yet.
+            for directory in [base.parent(), Some(base)].into_iter().flatten() {
+                let _ = File::open(directory);
+            }
+        }
         pause.sleep(deadline);
+    }
+}
+
+/// Removes what jobs beside `base` have left whose rank 0 was killed, where `is_over` tells by the directory's name that none comes
+/// there any more.
+pub(super) fn tidy(base: &Path, is_over: impl Fn(&str) -> bool) {
+    let Some(entries) = base.parent().and_then(|all| fs::read_dir(all).ok()) else { return };
+    for job in entries.flatten() {
+        let is_left = || matches!(believed(&job.path()), Ok(Some((_, false))));
+        if job.file_name().to_str().is_some_and(&is_over) && is_left() {
+            let _ = fs::remove_dir_all(job.path());
+        }
     }
 }
 
@@ -192,10 +213,14 @@ fn believed(base: &Path) -> io::Result<Option<(String, bool)>> {
     Ok(Some((name, lock::is_locked(&leader)?)))
 }
 
-/// The directory of the run in which we have got our seat; `None` while there is no such run.
-fn seat(base: &Path, rank: usize) -> io::Result<Option<PathBuf>> {
-    let Some((name, true)) = believed(base)? else { return Ok(None) };
-    let run = base.join(name);
+/// The directory of the run in which we have got our seat; `None` while there is no such run. Of those whose rank 0 has ended it may be
+/// one that has failed, unless it was there `before` we came.
+fn seat(base: &Path, rank: usize, before: Option<&str>) -> io::Result<Option<PathBuf>> {
+    let Some((name, is_led)) = believed(base)? else { return Ok(None) };
+    let run = base.join(&name);
+    if !is_led && (before == Some(&name) || !run.join(FAILED).exists()) {
+        return Ok(None);
+    }
     match File::options().create_new(true).write(true).mode(0o600).open(run.join(format!(".seat-{rank}"))) {
         Ok(_) => Ok(Some(run)),
         Err(cause) if matches!(cause.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(None),
@@ -253,6 +278,28 @@ mod tests {
         let (_store, _leader) = lead(&base).unwrap();
         assert_eq!(follow(&base, 1, soon()).unwrap().try_get("k", soon()).unwrap(), None);
         assert!(!left.exists());
+    }
+
+    #[test]
+    fn a_run_that_began_and_failed_while_others_waited_tells_them_why() {
+        let scratch = Scratch::new();
+        // Some rank 0 fails and ends, in any case before the others look again.
+        let fail = || {
+            let (store, leader) = lead(scratch.path()).unwrap();
+            store.set(FAILED, &[], soon()).unwrap();
+            ManuallyDrop::new(leader)._lock = Lock::on(File::open("/dev/null").unwrap());
+            store
+        };
+        let old = fail();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| follow(scratch.path(), 1, soon()).unwrap());
+            thread::sleep(Duration::from_millis(50));
+            let new = fail();
+            assert_eq!(other.join().unwrap().directory(), new.directory());
+        });
+        assert!(!old.directory().exists());
+        // To who comes later it is an old one.
+        assert!(follow(scratch.path(), 2, at_once()).is_err());
     }
 
     #[test]

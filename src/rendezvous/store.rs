@@ -9,6 +9,10 @@ use std::time::Instant;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 
+/// The end of the key under which a rank that cannot join says why. A TCP store ends the waits for all keys that begin as it does, and
+/// passes on at once what it says, for who looks when the store is gone.
+pub const REFUSAL: &str = "unisono/refused";
+
 /// Keys to values, shared by all ranks of a job. Values are written once for each key in unisono's own use.
 /// Every method may be called from several threads.
 ///

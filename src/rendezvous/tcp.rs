@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::secret::SecretKey;
-use super::store::{self, Store};
+use super::store::{self, REFUSAL, Store};
 use super::tcp_server;
 use super::tcp_wire::{self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict};
 use crate::deadline::Deadline;
@@ -55,6 +55,8 @@ pub struct TcpStore {
 struct Shared {
     idle: Vec<TcpStream>,
     lost: Option<Error>,
+    /// What ranks say that cannot join, by its key: the last that has been passed on.
+    words: Vec<u8>,
 }
 
 impl TcpStore {
@@ -123,7 +125,7 @@ impl TcpStore {
                         let asked = Instant::now();
                         let (cause, sign) = match dial(address, key.as_ref(), instance, deadline) {
                             Ok((stream, instance)) => {
-                                let shared = Mutex::new(Shared { idle: vec![stream], lost: None });
+                                let shared = Mutex::new(Shared { idle: vec![stream], ..Shared::default() });
                                 let fork = fork::generation();
                                 return Ok(TcpStore { name, address, key, instance, fork, shared });
                             }
@@ -239,7 +241,12 @@ impl TcpStore {
             Operation::Set | Operation::TryGet | Operation::Add => deadline.min(Deadline::after(ANSWER)),
         };
         let head = RequestHead { operation, key: key.len(), body: body.len() };
-        match exchange(&mut stream, head, key, body, patience) {
+        let mut words = Vec::new();
+        let exchanged = exchange(&mut stream, head, key, body, &mut words, patience);
+        if !words.is_empty() {
+            self.shared().words = words;
+        }
+        match exchanged {
             Ok(answer) => {
                 let mut shared = self.shared();
                 if shared.idle.len() < KEPT {
@@ -312,6 +319,17 @@ impl TcpStore {
         shared.lost.get_or_insert_with(|| Error::new(Status::PeerFailed, text)).clone()
     }
 
+    /// What is under `key`, if it has been passed on before the server was lost.
+    fn words(&self, key: &str) -> Option<Vec<u8>> {
+        // As in `call`.
+        if !key.ends_with(REFUSAL) || self.fork != fork::generation() {
+            return None;
+        }
+        let shared = self.shared();
+        let (known, value) = wire::parse_words(&shared.words)?;
+        (known == key.as_bytes()).then(|| value.to_vec())
+    }
+
     fn shared(&self) -> MutexGuard<'_, Shared> {
         // Nothing panics with the lock held.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -356,12 +374,21 @@ impl Store for TcpStore {
         match self.call(Operation::Get, key, &wait.to_le_bytes(), answer)? {
             (Answer::Done, value) => Ok(value),
             (Answer::TimedOut, _) => Err(store::timed_out(self, key, since)),
+            (Answer::Refused, _) => {
+                let text = format!(
+                    "{}: key {} will not be set: a rank cannot join",
+                    self.describe(),
+                    store::quoted(key)
+                );
+                Err(Error::new(Status::PeerFailed, text))
+            }
             _ => Err(self.unexpected(Operation::Get, key)),
         }
     }
 
     fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
-        match self.call(Operation::TryGet, key, &[], deadline)? {
+        let answer = self.call(Operation::TryGet, key, &[], deadline);
+        match answer.or_else(|error| Ok((Answer::Done, self.words(key).ok_or(error)?)))? {
             (Answer::Done, value) => Ok(Some(value)),
             (Answer::Absent, _) => Ok(None),
             _ => Err(self.unexpected(Operation::TryGet, key)),
@@ -520,21 +547,34 @@ fn exchange(
     head: RequestHead,
     key: &str,
     body: &[u8],
+    words: &mut Vec<u8>,
     deadline: Deadline,
 ) -> io::Result<(Answer, Vec<u8>)> {
     let mut timed = Timed { stream, deadline };
     let start = [&head.bytes(), key.as_bytes()].concat();
-    timed.write_both(&start, body)?;
+    let written = timed.write_both(&start, body);
+    loop {
+        // A server that has ended may have said something before.
+        match read_answer(&mut timed) {
+            Ok((Answer::Words, value)) => *words = value,
+            Ok(answer) => return written.map(|()| answer),
+            Err(cause) => return Err(written.err().unwrap_or(cause)),
+        }
+    }
+}
+
+fn read_answer(from: &mut Timed<'_>) -> io::Result<(Answer, Vec<u8>)> {
     let mut bytes = [0; wire::ANSWER_HEAD];
-    timed.read_exact(&mut bytes)?;
+    from.read_exact(&mut bytes)?;
     let [code, length @ ..] = bytes;
     let answer = Answer::parse(code).ok_or(ErrorKind::InvalidData)?;
     let length = u32::from_le_bytes(length) as usize;
-    if length > wire::MAX_VALUE {
+    // Words are of a key and its value.
+    if length > wire::MAX_VALUE + wire::MAX_KEY + 4 {
         return Err(ErrorKind::InvalidData.into());
     }
     let mut value = vec![0; length];
-    timed.read_exact(&mut value)?;
+    from.read_exact(&mut value)?;
     Ok((answer, value))
 }
 

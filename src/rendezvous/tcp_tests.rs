@@ -427,3 +427,25 @@ fn a_server_that_stands_still_costs_no_more_than_the_time_given_and_may_go_on() 
         }
     });
 }
+
+#[test]
+fn what_a_rank_says_that_cannot_join_is_there_when_the_server_is_gone() {
+    let server = ServerHandle::start(loopback(), None).unwrap();
+    let [waits, idle, fails] = [(); 3].map(|()| client(&server, None));
+    let key = format!("job/{REFUSAL}");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waits.get("job/rank/1", soon()).unwrap_err());
+        // Once may be before it waits.
+        while !waiting.is_finished() {
+            fails.set(&key, b"no descriptors", soon()).unwrap();
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(waiting.join().unwrap().status(), Status::PeerFailed);
+    });
+    drop(server);
+    for client in [waits, idle] {
+        assert_eq!(client.try_get(&key, soon()).unwrap().as_deref(), Some(&b"no descriptors"[..]));
+        assert!(client.try_get("job/rank/1", soon()).is_err());
+        assert!(client.try_get(&format!("other/{REFUSAL}"), soon()).is_err());
+    }
+}

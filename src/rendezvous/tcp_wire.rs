@@ -83,8 +83,10 @@ pub(super) enum Answer {
     Absent = 1,
     /// The key did not exist in time.
     TimedOut = 2,
-    /// Not possible; the body is a text.
+    /// Not possible; the body is a text. To who waits: another rank cannot join.
     Refused = 3,
+    /// No answer, and before any: another rank cannot join; the body is [`words`].
+    Words = 4,
 }
 
 /// The head of a request.
@@ -141,7 +143,7 @@ impl Verdict {
 impl Answer {
     pub(super) fn parse(byte: u8) -> Option<Answer> {
         use Answer::*;
-        [Done, Absent, TimedOut, Refused].into_iter().find(|answer| *answer as u8 == byte)
+        [Done, Absent, TimedOut, Refused, Words].into_iter().find(|answer| *answer as u8 == byte)
     }
 
     /// The head of an answer whose body has `length` bytes, at most [`MAX_VALUE`].
@@ -180,6 +182,17 @@ impl RequestHead {
     pub(super) fn length(self) -> usize {
         REQUEST_HEAD + self.key + self.body
     }
+}
+
+/// What a rank says that cannot join, with the key that has it.
+pub(super) fn words(key: &[u8], value: &[u8]) -> Vec<u8> {
+    [&(key.len() as u32).to_le_bytes(), key, value].concat()
+}
+
+/// The key and the value of [`words`].
+pub(super) fn parse_words(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
 /// What each side signs: who speaks, and everything that makes this connection unlike any other.

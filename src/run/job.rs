@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::board::Board;
 use super::ending;
@@ -38,6 +38,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// How long an unfinished line must rest before a terminal shows it.
 const REST: Duration = Duration::from_millis(100);
+/// Within this time a signal that comes a second time is the same one.
+const TWICE: Duration = Duration::from_millis(200);
 
 /// What the job came to.
 pub(super) struct Verdict {
@@ -64,8 +66,8 @@ pub(super) struct Job {
     culprit: Option<Culprit>,
     /// Whether the time was up before the job was.
     timed_out: bool,
-    /// The last signal by which the user asked for the end.
-    asked: Option<i32>,
+    /// The last signal by which the user asked for the end, and when.
+    asked: Option<(i32, Instant)>,
     /// Whether something could not be written that a rank wrote.
     lost_output: bool,
 }
@@ -212,7 +214,8 @@ impl Job {
             None if self.lost_output => Trouble::STATUS,
             None => 0,
         };
-        let signal = self.asked.filter(|signal| status == ending::status(Exit::Signal(*signal, false)));
+        let signal = self.asked.map(|(signal, _)| signal);
+        let signal = signal.filter(|signal| status == ending::status(Exit::Signal(*signal, false)));
         Ok(Verdict { status, signal })
     }
 
@@ -437,7 +440,11 @@ impl Job {
     }
 
     fn note_wish_to_end(&mut self, signal: i32) -> Result<(), Trouble> {
-        let again = self.asked.replace(signal).is_some();
+        // `timeout` sends its signal to the launcher, and then to its process group.
+        if self.asked.is_some_and(|(before, at)| before == signal && at.elapsed() < TWICE) {
+            return Ok(());
+        }
+        let again = self.asked.replace((signal, Instant::now())).is_some();
         match self.phase {
             Phase::Running | Phase::Doubt(_) | Phase::LastWords(_) => {
                 if matches!(self.phase, Phase::Doubt(_)) {

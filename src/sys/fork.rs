@@ -94,8 +94,26 @@ fn place(fd: &impl AsRawFd) -> Option<(&'static AtomicU64, u64)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Whether `work` comes to an end, and says yes, in a child that is forked here.
+    pub(crate) fn in_a_child(work: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child allocates, which the system's allocator is made for, and leaves by _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes no pointers. It ends who waits for ever.
+            unsafe { libc::alarm(30) };
+            let code = if work() { 0 } else { 1 };
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(code) };
+        }
+        assert!(child > 0, "a fork");
+        let mut status = 0;
+        // SAFETY: `status` outlives the call; `child` is a child of ours that nobody else reaps.
+        let ended = unsafe { libc::waitpid(child, &mut status, 0) };
+        ended == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
 
     #[test]
     fn a_child_does_not_keep_unshared_descriptors() {

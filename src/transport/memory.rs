@@ -9,6 +9,7 @@ use super::segment::PeerSegment;
 use crate::error::Result;
 use crate::sys::memory::read_process;
 use crate::sys::process::threads;
+use crate::sys::syscall;
 
 /// What a rank can reach of a peer on the same host.
 #[derive(Debug)]
@@ -86,9 +87,27 @@ impl PeerMemory {
     }
 }
 
+/// Whether this process itself can read `len` bytes at `address`, of which it asks the kernel: a look of its own would end it
+/// if not. It need not be memory that others may read.
+pub fn is_readable(address: *const u8, len: usize) -> bool {
+    const PAGE: usize = 4096;
+    const WORD: usize = size_of::<u64>();
+    /// There is no such way to change a set of signals, which the kernel says when it has read the set.
+    const NO_WAY: libc::c_int = -1;
+    let offset = address.addr() % PAGE;
+    (0..offset + len).step_by(PAGE).all(|page| {
+        let word = address.wrapping_sub(offset).wrapping_add(page);
+        let none = std::ptr::null_mut::<u8>();
+        // SAFETY: the kernel reads a word of the page, whatever there is, and changes nothing.
+        let answer = unsafe { syscall!(syscall(libc::SYS_rt_sigprocmask, NO_WAY, word, none, WORD)) };
+        !answer.is_err_and(|cause| cause.raw_os_error() == Some(libc::EFAULT))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::memory::Mapping;
     use crate::transport::bell::Bell;
     use crate::transport::segment::Segment;
 
@@ -110,6 +129,18 @@ mod tests {
         // SAFETY: `source` is alive, unchanging, and not `copy`.
         unsafe { memory.pull(source.as_ptr().expose_provenance() as u64, &mut copy) }.unwrap();
         assert_eq!(copy, source);
+    }
+
+    #[test]
+    fn the_kernel_says_what_can_be_read() {
+        let memory = Mapping::private(3 * 4096).unwrap();
+        let start = memory.address(0, 3 * 4096).unwrap().as_ptr();
+        assert!(is_readable(start, 3 * 4096) && is_readable(start.wrapping_add(100), 1));
+        // SAFETY: nobody uses the last page.
+        assert_eq!(unsafe { libc::mprotect(start.wrapping_add(8192).cast(), 4096, libc::PROT_NONE) }, 0);
+        assert!(is_readable(start.wrapping_add(4), 8188), "all but the last page");
+        assert!(!is_readable(start.wrapping_add(4), 8189));
+        assert!(is_readable(start.wrapping_add(9000), 0), "nothing");
     }
 
     #[test]

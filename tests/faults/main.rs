@@ -1,9 +1,11 @@
-//! What happens when something goes wrong: processes that die, deaths::stop, exit or surroundings::fork, calls that differ, strangers, no
-//! descriptors. And what waiting and being there costs.
+//! What happens when something goes wrong: processes that die, stop, exit or fork, calls that differ, strangers, no
+//! descriptors, ranks that cannot meet. And what waiting and being there costs.
 
 mod costs;
 mod deaths;
 mod differences;
+mod leaving;
+mod meetings;
 mod strangers;
 #[path = "../support/mod.rs"]
 mod support;
@@ -25,6 +27,12 @@ fn rank() {
         ("stop in a tag", |seat| deaths::stop_in_broadcasts(seat, &tagged(7))),
         ("exit early", deaths::exit_early),
         ("exit", deaths::exit_while_needed),
+        ("announce and exit", leaving::announces_and_exits),
+        ("die in the meeting", meetings::die),
+        ("never come", meetings::never_come),
+        ("come last and fail", meetings::come_last_and_fail),
+        ("exit after the meeting", meetings::exit_at_once),
+        ("fork and join", meetings::fork_and_join),
         ("descriptors", surroundings::descriptors),
         ("fork", surroundings::fork),
         ("alone", costs::alone),

@@ -168,6 +168,7 @@ fn what_is_revoked_before_it_has_met_the_others_says_that_it_cannot_be_shrunk() 
 #[test]
 fn what_is_revoked_in_the_instant_in_which_it_meets_the_others_has_met_them() {
     let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+    let context = communicator.alone().cloned();
     std::thread::scope(|scope| {
         // As whoever meets has it, and has seen that nobody has revoked it.
         let meeting = communicator.meeting();
@@ -180,11 +181,21 @@ fn what_is_revoked_in_the_instant_in_which_it_meets_the_others_has_met_them() {
             scope.spawn(|| communicator.failure().map_or(Ok(1), Err)),
         ];
         std::thread::sleep(Duration::from_millis(50));
-        let _ = communicator.met.set(communicator.alone().cloned());
+        let _ = communicator.met.set(context);
         drop(meeting);
         assert_eq!(asks.map(|asks| asks.join().expect("no panic")), [Ok(1), Ok(1)]);
         revokes.join().expect("no panic");
     });
+}
+
+#[test]
+fn what_a_rank_is_to_send_to_itself_goes_nowhere_once_it_is_aborted() {
+    let communicators = [(); 2].map(|()| Communicator::new(Place::Host(0), Config::unset(), Vec::new()));
+    communicators[0].alone().expect("it needs nobody");
+    communicators.iter().for_each(|communicator| communicator.abort());
+    let failures = communicators.each_ref().map(|communicator| communicator.alone().map(Context::failure));
+    let why = failures.map(|failure| failure.expect("it needs nobody").map(|error| error.status()));
+    assert_eq!(why, [Some(Status::Aborted); 2]);
 }
 
 /// They wait for two hours otherwise, and so does the thread that meets them here.

@@ -35,15 +35,22 @@ struct Streams {
 /// Calls of one communicator that its GPUs do alone.
 struct Gathered {
     communicator: Arc<Communicator>,
-    launches: Launches,
+    /// Each [`TURN`] collectives, in their order; the first has all sends and receives.
+    turns: Vec<Launches>,
     factors: Vec<Factor>,
+    collectives: usize,
 }
+
+/// So many collectives of a rank are given to its stream before the next rank of this thread has its turn: far fewer than a stream's queue
+/// has room for, or this thread would wait there for kernels that wait for those of that rank. All ranks have the same turns, also those
+/// that are alone in their thread: no launch is part of two.
+const TURN: usize = 64;
 
 impl Gathered {
     fn resolve(&mut self) -> Result<()> {
-        let Gathered { communicator, launches, factors } = self;
-        factors.drain(..).try_for_each(|Factor { number, address, dtype, stream }| {
-            launches.set_factor(number, read_factor(communicator, address, dtype, stream)?)
+        let Gathered { communicator, turns, factors, .. } = self;
+        factors.drain(..).try_for_each(|Factor { turn, number, address, dtype, stream }| {
+            turns[turn].set_factor(number, read_factor(communicator, address, dtype, stream)?)
         })
     }
 }
@@ -51,6 +58,7 @@ impl Gathered {
 /// The factor of a PreMulSum that the device has.
 struct Factor {
     /// Which of the calls it is for.
+    turn: usize,
     number: usize,
     address: u64,
     dtype: DataType,
@@ -83,8 +91,9 @@ impl Calls {
 
     /// Whom each call is of, its kind, and the bytes of what it counts.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (&Communicator, Kind, u64)> {
-        let gathered = self.gathered.iter().flat_map(|Gathered { communicator, launches, .. }| {
-            launches.sizes().map(|(kind, bytes)| (&**communicator, kind, bytes))
+        let gathered = self.gathered.iter().flat_map(|Gathered { communicator, turns, .. }| {
+            let sizes = turns.iter().flat_map(Launches::sizes);
+            sizes.map(|(kind, bytes)| (&**communicator, kind, bytes))
         });
         let others = self.others.iter().map(|Launch { communicator, request, .. }| {
             let count = if let Counts::Uniform(count) = request.counts { count } else { 0 };
@@ -116,7 +125,7 @@ impl Calls {
         let is_apart = |streams: &&Streams| {
             let is_its = |communicator: &Arc<Communicator>| Arc::ptr_eq(communicator, &streams.communicator);
             let is_gathered =
-                |gathered: &Gathered| is_its(&gathered.communicator) && gathered.launches.has_collectives();
+                |gathered: &Gathered| is_its(&gathered.communicator) && gathered.turns[0].has_collectives();
             !streams.others.is_empty()
                 && (self.others.iter().any(|launch| is_its(&launch.communicator))
                     || self.gathered.iter().any(is_gathered))
@@ -134,18 +143,27 @@ impl Calls {
             None => {
                 let Some(launches) = context.launches() else { return Ok(Added::Not) };
                 let communicator = launch.communicator.clone();
-                self.gathered.push(Gathered { communicator, launches, factors: Vec::new() });
+                let (turns, factors) = (vec![launches], Vec::new());
+                self.gathered.push(Gathered { communicator, turns, factors, collectives: 0 });
                 self.gathered.len() - 1
             }
         };
-        let Gathered { launches, factors, .. } = &mut self.gathered[at];
-        if launch.request.kind.point_to_point() {
+        let Gathered { turns, factors, collectives, .. } = &mut self.gathered[at];
+        let is_message = launch.request.kind.point_to_point();
+        if is_message {
             launch.check_in(context)?;
         }
-        let added = launches.add(context, &launch.request, &launch.call())?;
-        if let (Added::As(number), Some(address)) = (added, launch.factor) {
-            let (dtype, stream) = (launch.request.dtype, StreamHandle(launch.stream));
-            factors.push(Factor { number, address, dtype, stream });
+        let turn = if is_message { 0 } else { *collectives / TURN };
+        if turn == turns.len() {
+            turns.extend(context.launches());
+        }
+        let added = turns[turn].add(context, &launch.request, &launch.call())?;
+        if let Added::As(number) = added {
+            *collectives += usize::from(!is_message);
+            if let Some(address) = launch.factor {
+                let (dtype, stream) = (launch.request.dtype, StreamHandle(launch.stream));
+                factors.push(Factor { turn, number, address, dtype, stream });
+            }
         }
         Ok(added)
     }
@@ -159,25 +177,34 @@ impl Calls {
     /// Puts the communicators into an order that all ranks have alike, and keeps that of each one's calls: whichever was called first
     /// here, on one stream they do not wait for each other in a circle.
     pub(super) fn order(&mut self) {
-        let id = |communicator: &Communicator| communicator.group().map_or(0, Context::id);
         self.gathered.sort_by_key(|gathered| id(&gathered.communicator));
         self.others.sort_by_key(|launch| id(&launch.communicator));
     }
 
-    /// Gives what was gathered to its streams, of all communicators the collectives first; `note` is told what fails.
+    /// Gives what was gathered to its streams, of all communicators the collectives first, the ranks of each in turns; `note` is told what
+    /// fails.
     pub(super) fn give_gathered(&mut self, mut note: impl FnMut(Error)) {
         let mut gathered = std::mem::take(&mut self.gathered);
-        gathered.retain(|Gathered { launches, .. }| !launches.is_empty());
-        for Gathered { communicator, launches, .. } in &mut gathered {
-            let context = communicator.called_group();
-            // SAFETY: the client's promise: the buffers are valid until the calls are complete, and the streams live.
-            let given = context.and_then(|context| unsafe { launches.give_collectives(context) });
-            given.unwrap_or_else(&mut note);
+        gathered.retain(|Gathered { turns, .. }| !turns[0].is_empty());
+        for ranks in gathered.chunk_by_mut(|one, other| id(&one.communicator) == id(&other.communicator)) {
+            let most = ranks.iter().map(|rank| rank.turns.len()).max().unwrap_or(0);
+            for turn in 0..most {
+                for Gathered { communicator, turns, .. } in &mut *ranks {
+                    let Some(launches) = turns.get_mut(turn) else { continue };
+                    let context = communicator.called_group();
+                    // SAFETY: the client's promise: the buffers are valid until the calls are complete, and the streams live.
+                    let given = context.and_then(|context| unsafe { launches.give_collectives(context) });
+                    if let Err(error) = given {
+                        note(error);
+                        turns.truncate(turn + 1);
+                    }
+                }
+            }
         }
-        for Gathered { communicator, launches, .. } in &mut gathered {
+        for Gathered { communicator, turns, .. } in &mut gathered {
             let context = communicator.called_group();
             // SAFETY: as above.
-            let given = context.and_then(|context| unsafe { launches.give_messages(context) });
+            let given = context.and_then(|context| unsafe { turns[0].give_messages(context) });
             given.unwrap_or_else(&mut note);
         }
     }
@@ -187,6 +214,11 @@ impl Calls {
         let is_alone = self.count == 1 && self.others.len() == 1;
         if is_alone { self.others.pop() } else { None }
     }
+}
+
+/// The same for all ranks of a communicator.
+fn id(communicator: &Communicator) -> u64 {
+    communicator.group().map_or(0, Context::id)
 }
 
 /// Streams that a group makes one.

@@ -55,22 +55,8 @@ impl Pool {
     /// Whether this goes well in a child that is forked while the lock is taken, as other threads take it: a child that waits
     /// for it does not end well.
     pub(super) fn goes_well_in_a_child(&self, work: impl FnOnce() -> bool) -> bool {
-        let kept = lock(&self.kept);
-        // SAFETY: the child allocates, which the system's allocator is made for, and leaves by _exit.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: takes no pointers. It ends who waits for ever.
-            unsafe { libc::alarm(30) };
-            let code = if work() { 0 } else { 1 };
-            // SAFETY: ends the child without running anything of the parent's.
-            unsafe { libc::_exit(code) };
-        }
-        drop(kept);
-        assert!(child > 0, "a fork");
-        let mut status = 0;
-        // SAFETY: `status` outlives the call; `child` is a child of ours that nobody else reaps.
-        let ended = unsafe { libc::waitpid(child, &mut status, 0) };
-        ended == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        let _kept = lock(&self.kept);
+        fork::tests::in_a_child(work)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::deadline::Deadline;
 use crate::engine::control::Control;
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::store::{self, Store};
+use crate::rendezvous::store::{self, REFUSAL, Store};
 
 /// How long a rank waits before it looks for a notice: at first, ranks one after the other, and at most. Each time twice as long.
 const FIRST: Duration = Duration::from_millis(1500);
@@ -15,7 +15,7 @@ const APART: Duration = Duration::from_millis(20);
 const LAST: Duration = Duration::from_secs(16);
 
 /// How long a store may take beyond a rank's deadline.
-const GRACE: Duration = Duration::from_millis(500);
+pub(super) const GRACE: Duration = Duration::from_millis(500);
 
 /// Where one job's ranks leave notices, and how often this one looks.
 pub(super) struct Notice<'a> {
@@ -34,7 +34,7 @@ impl<'a> Notice<'a> {
         recalled: Option<&'a dyn Fn() -> bool>,
     ) -> Notice<'a> {
         let pause = Cell::new(FIRST + (rank % 64) * APART);
-        Notice { store, key: format!("{prefix}/refused"), rank, pause, recalled }
+        Notice { store, key: format!("{prefix}/{REFUSAL}"), rank, pause, recalled }
     }
 
     /// Where it is.
@@ -51,25 +51,41 @@ impl<'a> Notice<'a> {
         }
     }
 
-    /// Why this rank cannot join; the others are told, if nobody has told anything. That another rank has left, or has not come in
-    /// time, may follow from what somebody knows better; who has only waited in vain knows no better than this rank, so both tell.
+    /// [`Notice::read`], as this rank fails with it.
+    pub(super) fn told(&self) -> Option<Error> {
+        self.read().map(of_another)
+    }
+
+    /// Why this rank cannot join; the others are told, if nobody has told as much. That another rank has gone, or has not come in
+    /// time, may follow from what somebody knows better. Who says just that knows no better than this rank, so both tell; for the
+    /// others the first of them stands: what follows from it comes later.
     pub(super) fn leave(&self, error: Error) -> Error {
-        match (error.status(), self.read()) {
-            (Status::PeerFailed | Status::Timeout, Some(told)) if told.status() == Status::Timeout => {
-                return Error::new(told.status(), format!("{error}; told before: {told}"));
+        match self.read() {
+            // It is that which this rank was told.
+            Some(told) if error.text().contains(told.text()) => error,
+            Some(told) if follows(&error) && follows(&told) => {
+                Error::new(told.status(), format!("{error}; told before: {told}"))
             }
-            (Status::PeerFailed | Status::Timeout, Some(told)) => return told,
-            (Status::PeerFailed, None) | (_, Some(_)) => {}
-            (_, None) => {
+            Some(told) if follows(&error) => of_another(told),
+            Some(told) if !follows(&told) => error,
+            _ => {
                 let bytes = Control::Failure { group: 0, error: error.clone() }.encode();
                 let _ = self.store.set(&self.key, &bytes, Deadline::after(GRACE));
+                error
             }
         }
-        error
     }
 
     /// Waits for a key of the store, in turns if the meeting may be called off.
     pub(super) fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        // A store that ends a wait may have heard why.
+        self.wait(key, deadline).map_err(|error| match error.status() {
+            Status::PeerFailed => self.told().unwrap_or(error),
+            _ => error,
+        })
+    }
+
+    fn wait(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
         if self.recalled.is_none() {
             return self.store.get(key, deadline);
         }
@@ -102,11 +118,24 @@ impl<'a> Notice<'a> {
             if deadline.expired() {
                 return None;
             }
-            if let Some(error) = self.read() {
+            if let Some(error) = self.told() {
                 return Some(Err(error));
             }
             self.pause.set((2 * self.pause.get()).min(LAST));
         }
+    }
+}
+
+/// Whether it may follow from another rank's failure.
+fn follows(error: &Error) -> bool {
+    matches!(error.status(), Status::PeerFailed | Status::Timeout)
+}
+
+/// What it is for who is told: a call that is wrong elsewhere may be right here.
+fn of_another(error: Error) -> Error {
+    match error.status() {
+        Status::InvalidArgument | Status::InvalidUsage => Error::new(Status::PeerFailed, error.text()),
+        _ => error,
     }
 }
 
@@ -134,6 +163,13 @@ mod tests {
             // Known too late for the other, and still this rank's own.
             let [_, second] = left(consequence, cause);
             assert_eq!((second.status(), second.text()), cause);
+            // Who looks after both is told the cause.
+            let store = HashStore::new();
+            for (rank, (status, text)) in [(0, consequence), (1, cause)] {
+                Notice::new(&store, "job/0", rank, None).leave(Error::new(status, text));
+            }
+            let told = Notice::new(&store, "job/0", 2, None).told().expect("a notice");
+            assert_eq!((told.status(), told.text()), cause);
         }
     }
 
@@ -145,6 +181,30 @@ mod tests {
             assert_eq!((first.status(), first.text()), waited);
             assert_eq!(second.status(), Status::Timeout);
             assert!(second.text().contains(own.1) && second.text().contains(waited.1), "{second}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_is_told_of_and_named_by_who_finds_what_follows() {
+        let gone = (Status::PeerFailed, "rank 1 is gone");
+        for own in [(Status::PeerFailed, "cannot reach rank 0"), (Status::Timeout, "rank 0 has not come")] {
+            let [first, second] = left(gone, own);
+            assert_eq!((first.status(), first.text()), gone);
+            assert_eq!(second.status(), Status::PeerFailed);
+            assert!(second.text().contains(own.1) && second.text().contains(gone.1), "{second}");
+        }
+        // Who was told says it once.
+        let [_, second] = left(gone, (Status::PeerFailed, "rank 2 joins: rank 1 is gone"));
+        assert_eq!(second.text(), "rank 2 joins: rank 1 is gone");
+    }
+
+    #[test]
+    fn a_call_that_is_wrong_elsewhere_is_not_wrong_here() {
+        for status in [Status::InvalidArgument, Status::InvalidUsage] {
+            let [first, second] =
+                left((status, "no such interface"), (Status::PeerFailed, "rank 0 has left"));
+            assert_eq!(first.status(), status);
+            assert_eq!((second.status(), second.text()), (Status::PeerFailed, "no such interface"));
         }
     }
 }

@@ -149,11 +149,13 @@ impl DeviceExchange {
         let Some(location) = located.filter(|location| location.memory == Memory::Device) else {
             fail!(InvalidArgument, "{name}: {address:#x} is no device memory, and it is to be of GPU {own}")
         };
-        let Location { device, base, bytes: all, .. } = location;
+        let device = location.device;
         if device != own {
             fail!(InvalidArgument, "{name} is of GPU {device}, but the rank's GPU is {own}");
         }
-        let room = (base + all).saturating_sub(address);
+        let until = address.saturating_add(bytes);
+        let end = location.reach(address, until, |next| self.devices().locate(next))?;
+        let room = end.saturating_sub(address);
         if bytes > room {
             fail!(InvalidArgument, "{name} has {room} bytes left in its allocation, but {bytes} are needed");
         }
@@ -335,11 +337,12 @@ impl DeviceExchange {
         lock(&parts.windows).end(number);
         // Before the GPU is asked: calls that are launched after that may use what ends after that.
         let ended = lock(&parts.windows).take_ended();
-        if parts.is_idle().unwrap_or(false) {
-            drop(ended);
-        } else {
+        match parts.is_idle() {
+            // The driver may wait for kernels of another group, which whoever ends this one may be about to end.
+            Ok(true) if parts.fault.is_aborted() => self.devices().keep(Box::new(ended), true),
+            Ok(true) => drop(ended),
             // What still runs may use them: then they go with the next one, or with the exchange.
-            lock(&parts.windows).put_back(ended);
+            _ => lock(&parts.windows).put_back(ended),
         }
     }
 

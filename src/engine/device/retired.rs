@@ -104,8 +104,8 @@ pub(super) struct Parts {
     pub(super) one_sided: OneSided,
     /// For calls that name no stream.
     pub(super) stream: Stream,
-    /// For what must not wait for callers' streams, where calls go between hosts or there have been windows. Made beforehand: the
-    /// driver may wait for those streams when it makes one.
+    /// For what must not wait for callers' streams, where calls go between hosts, all ranks are of one process, or there have been
+    /// windows. Made beforehand: the driver may wait for those streams when it makes one.
     pub(super) urgent: OnceCell<Stream>,
     pub(super) kernels: Box<dyn Kernels>,
     /// Whether all ranks knew of the exchange before their first call.

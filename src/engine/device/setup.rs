@@ -267,13 +267,16 @@ impl Setup {
         };
         let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), table)?;
         let event = || Event::new(devices, *device);
-        let (urgent, tools) = match self.layout.hosts {
-            1 => (OnceCell::new(), None),
-            _ => (
-                OnceCell::with_value(Stream::with_priority(devices, *device, false, Priority::Highest)?),
-                Some(Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline)?),
-            ),
-        };
+        let across = self.layout.hosts > 1;
+        let urgent = OnceCell::new();
+        if across || mapped.room.one_process {
+            // PROOF: it was empty.
+            urgent
+                .set(Stream::with_priority(devices, *device, false, Priority::Highest)?)
+                .expect("it is new");
+        }
+        let tools = across.then(|| Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline));
+        let tools = tools.transpose()?;
         let stream = Stream::new(devices, *device, true)?;
         Ok(Made {
             kernels,
@@ -364,7 +367,7 @@ impl Setup {
         Some(Error::new(
             Status::Mismatch,
             format!(
-                "call #{number} of '{name}' differs: rank {early} called {call}, rank {late} something that is not on device                  memory, and {other} as its call #{later}"
+                "call #{number} of '{name}' differs: rank {early} called {call}, rank {late} something that is not on device memory, and {other} as its call #{later}"
             ),
         ))
     }

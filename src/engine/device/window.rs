@@ -13,7 +13,7 @@ use super::offer::MESSAGE_BYTES;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Location;
 use crate::cuda::exchange::MAX_RANKS;
-use crate::cuda::slab::{self, Opened, Place};
+use crate::cuda::slab::{self, Kept, Opened, Place};
 use crate::error::{Error, Result, fail};
 
 /// Set in the number of the allocation that a window lies in, where slabs have theirs: allocations are no slabs.
@@ -104,6 +104,13 @@ impl Windows {
     /// That one is.
     pub(super) fn put_back(&mut self, ended: Vec<Window>) {
         self.ended.extend(ended);
+    }
+}
+
+/// Those that no kernel uses any more.
+impl Kept for Vec<Window> {
+    fn is_over(&self) -> bool {
+        true
     }
 }
 

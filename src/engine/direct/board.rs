@@ -9,7 +9,7 @@ use super::{Job, Path};
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::joint::{FEWEST_PARTS, Team, share};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::schedule::{Collective, total};
 use crate::signature::Signature;
 use crate::sys;
@@ -48,6 +48,22 @@ pub(super) struct Post {
     pub(super) input: AtomicU64,
     pub(super) output: AtomicU64,
     pub(super) bytes: AtomicU64,
+    /// What its owner could not read and waits for: see [`hidden`].
+    hidden: AtomicU64,
+}
+
+/// What others read of a member's memory in a long call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Input = 0,
+    /// Its shard of the result.
+    Shard = 1,
+}
+
+/// The word for a part of what `member` gives to a call. That of an earlier call stays in a post, and says nothing.
+fn hidden(call: u64, part: Part, member: usize) -> u64 {
+    const { assert!(MAX_MEMBERS <= 64) };
+    call << 7 | (part as u64) << 6 | member as u64
 }
 
 /// The first bytes of a board.
@@ -57,6 +73,8 @@ struct Board {
     mark: Word,
     /// Elements of the owner's shard that are final, in the call that it has posted last.
     folded: Word,
+    /// The call for which the owner has posted copies, and which: see [`Direct::give`].
+    given: Word,
     /// Not 0 once the owner has given up a call.
     withdrawn: Word,
     /// Not 0 while the owner reads another member's private memory.
@@ -297,6 +315,33 @@ impl Direct {
         self.post(member, call).call.load(Ordering::Acquire) >= call
     }
 
+    /// Asks `member` for a copy of a part that cannot be read.
+    pub(super) fn ask(&self, call: u64, part: Part, member: usize) {
+        self.post(self.rank, call).hidden.store(hidden(call, part, member), Ordering::Relaxed);
+        self.ring();
+    }
+
+    /// Whether any member asks this rank for a copy of the part.
+    pub(super) fn is_asked(&self, call: u64, part: Part) -> bool {
+        let word = hidden(call, part, self.rank);
+        (0..self.size()).any(|member| self.post(member, call).hidden.load(Ordering::Relaxed) == word)
+    }
+
+    /// Says that a copy of a part is where this rank has posted that it is.
+    pub(super) fn give(&self, call: u64, part: Part) {
+        let given = &self.board(self.rank).given.0;
+        let others = given.load(Ordering::Relaxed);
+        let others = if others >> 2 == call { others & 3 } else { 0 };
+        given.store(call << 2 | others | 1 << part as u64, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether `member` has said so.
+    pub(super) fn has_given(&self, member: usize, call: u64, part: Part) -> bool {
+        let given = self.board(member).given.0.load(Ordering::Acquire);
+        given >> 2 == call && given >> part as u64 & 1 == 1
+    }
+
     pub(super) fn has_withdrawn(&self, member: usize) -> bool {
         self.board(member).withdrawn.0.load(Ordering::SeqCst) != 0
     }
@@ -366,14 +411,23 @@ impl Direct {
         }
         let count = into.len();
         // SAFETY: the caller's promise.
-        unsafe { memory.pull(address, into) }.map_err(|cause| match cause.raw_os_error() {
-            // The process is gone. How it ended is about to be told.
-            Some(libc::ESRCH) => Stop::Withdrawn(member),
-            _ => Stop::Failed(Error::system(
-                format!("{count} bytes at {address:#x} could not be read from rank {member}'s memory"),
-                cause,
-            )),
-        })
+        let Err(cause) = (unsafe { memory.pull(address, into) }) else { return Ok(()) };
+        let code = cause.raw_os_error();
+        // The process is gone. How it ended is about to be told.
+        if code == Some(libc::ESRCH) {
+            return Err(Stop::Withdrawn(member));
+        }
+        let text =
+            format!("{count} bytes at {address:#x} could not be read from rank {member}'s memory: {cause}");
+        let advice = match code {
+            Some(libc::EPERM) => {
+                ". It could be before: processes that change their user or PR_SET_DUMPABLE do so before they create a \
+                 context, or set UNISONO_CMA=0"
+            }
+            _ => "",
+        };
+        let error = Error::new(Status::System, text + advice);
+        Err(if code == Some(libc::EFAULT) { Stop::Hidden(member, error) } else { Stop::Failed(error) })
     }
 }
 
@@ -447,6 +501,14 @@ impl Post {
         self.call.store(call, Ordering::Release);
     }
 
+    /// Where a part of what its owner gives is.
+    pub(super) fn place(&self, part: Part) -> &AtomicU64 {
+        match part {
+            Part::Input => &self.input,
+            Part::Shard => &self.output,
+        }
+    }
+
     pub(super) fn signature(&self) -> Option<Signature> {
         let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
         Signature::decode(word(&self.what) as u32, word(&self.root) as u32, word(&self.count)).ok()
@@ -457,6 +519,8 @@ impl Post {
 pub(super) enum Stop {
     /// This member has given up, or is gone: the news are on their way.
     Withdrawn(usize),
+    /// The kernel does not let others read what this member has posted, though the member itself may.
+    Hidden(usize, Error),
     Failed(Error),
 }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use super::allowance::Allowance;
-use super::board::{Direct, Stop};
+use super::board::{Direct, Part, Stop};
+use super::copies::Copies;
 use super::watch::Watch;
 use super::{Job, Path, shard};
 use crate::engine::endpoint::Through;
@@ -78,6 +79,8 @@ pub struct DirectRun {
     pub(super) gathered: Box<[u64]>,
     /// Whether the last look has stopped in the middle.
     at_work: bool,
+    /// Set once memory is found that only its owner can read.
+    pub(super) copies: Option<Box<Copies>>,
 }
 
 // SAFETY: the job's pointers are the caller's, promised to be usable from the library's threads.
@@ -112,6 +115,7 @@ impl DirectRun {
             done,
             gathered,
             at_work,
+            copies: None,
         }
     }
 
@@ -168,6 +172,10 @@ impl DirectRun {
         self.stage = stage;
         (self.next, self.done, self.at_work) = (0, 0, false);
         self.watch = Watch::default();
+        // Who has given a copy may leave when this rank has set its mark.
+        if let Some(copies) = &mut self.copies {
+            copies.asked = None;
+        }
     }
 
     pub(super) fn bytes(&self, elements: u64) -> usize {
@@ -322,6 +330,25 @@ impl DirectRun {
         Ok(())
     }
 
+    /// What becomes of a call that has stopped reading. What cannot be read is asked for.
+    fn stopped(&mut self, group: &Group, stop: Stop) -> Poll<Result<Completion>> {
+        let asked = match stop {
+            Stop::Withdrawn(member) => {
+                self.forsake(member);
+                Ok(())
+            }
+            Stop::Hidden(member, error) => {
+                let part = if self.stage == Stage::Gather { Part::Shard } else { Part::Input };
+                self.ask(part, member, error)
+            }
+            Stop::Failed(error) => Err(error),
+        };
+        match asked {
+            Ok(()) => self.pending(group),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
     fn forsake(&mut self, member: usize) {
         self.step(Stage::Forsaken);
         self.next = member;
@@ -333,10 +360,14 @@ impl DirectRun {
     }
 
     fn ended(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        if let Some(workspace) = self.workspace.take() {
-            group.keep_workspace(workspace);
-        }
+        self.keep_workspaces(group);
         Poll::Ready(Ok(Completion::default()))
+    }
+
+    fn keep_workspaces(&mut self, group: &Group) {
+        let copies = self.copies.take().into_iter().flat_map(|copies| copies.given);
+        let copies = copies.flatten().map(|(copy, _)| copy);
+        self.workspace.take().into_iter().chain(copies).for_each(|workspace| group.keep_workspace(workspace));
     }
 
     /// A long call does not come further in this look: it has done as much as it may, or it waits.
@@ -351,6 +382,7 @@ impl DirectRun {
             Stage::Gather => (self.direct.rank + self.next) % self.direct.size(),
             _ => self.next,
         };
+        let member = self.awaited_copy().unwrap_or(member);
         match self.watch.look(group, member) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
@@ -361,6 +393,14 @@ impl DirectRun {
 impl Operation for DirectRun {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         let mut allowance = Allowance::of_a_look();
+        if self.path == Path::Long && !matches!(self.stage, Stage::Enter | Stage::Forsaken) {
+            self.at_work = false;
+            match self.give_copies(group, &mut allowance) {
+                Ok(true) if self.awaited_copy().is_none() => {}
+                Ok(_) => return self.pause(group, &allowance),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
         loop {
             match self.stage {
                 Stage::Enter => {
@@ -403,11 +443,7 @@ impl Operation for DirectRun {
                     match self.work_long(&mut allowance, &**group.endpoint()) {
                         Ok(true) => {}
                         Ok(false) => return self.pause(group, &allowance),
-                        Err(Stop::Withdrawn(member)) => {
-                            self.forsake(member);
-                            continue;
-                        }
-                        Err(Stop::Failed(error)) => return Poll::Ready(Err(error)),
+                        Err(stop) => return self.stopped(group, stop),
                     }
                     self.direct.mark(self.call, 1);
                     self.step(if self.shares_work() { Stage::Gather } else { Stage::Leave });
@@ -416,11 +452,7 @@ impl Operation for DirectRun {
                     match self.gather(&mut allowance, &**group.endpoint()) {
                         Ok(true) => {}
                         Ok(false) => return self.pause(group, &allowance),
-                        Err(Stop::Withdrawn(member)) => {
-                            self.forsake(member);
-                            continue;
-                        }
-                        Err(Stop::Failed(error)) => return Poll::Ready(Err(error)),
+                        Err(stop) => return self.stopped(group, stop),
                     }
                     self.direct.mark(self.call, 2);
                     self.step(Stage::Leave);
@@ -442,12 +474,13 @@ impl Operation for DirectRun {
         if self.path == Path::Long && self.call > 0 && self.stage != Stage::Enter {
             self.direct.withdraw();
         }
-        if let Some(workspace) = self.workspace.take() {
-            group.keep_workspace(workspace);
-        }
+        self.keep_workspaces(group);
     }
 
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        if let Some(member) = self.awaited_copy() {
+            return vec![member as u32];
+        }
         let there = |member: usize| match self.stage {
             Stage::Forsaken => member != self.next,
             Stage::Enter => self.direct.has_entered(member, self.call.saturating_sub(1)),

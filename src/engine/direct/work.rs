@@ -1,9 +1,9 @@
 //! What a call of a direct exchange reads, and where it puts it.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::allowance::Allowance;
-use super::board::{MAX_MEMBERS, PART, Stop};
+use super::board::{MAX_MEMBERS, PART, Part, Stop};
 use super::run::DirectRun;
 use crate::engine::joint::{self, Alone, Shared, Team, share};
 use crate::error::{Error, Result, Status};
@@ -225,7 +225,7 @@ impl DirectRun {
         if count == 0 {
             return Ok(self.done == given.len);
         }
-        let from = self.posted_input(member).wrapping_add(given.start + self.done as u64);
+        let from = self.posted(Part::Input, member).wrapping_add(given.start + self.done as u64);
         let to = given.to.wrapping_add(self.done);
         self.direct.while_reading([member].into_iter(), || {
             // SAFETY: the member has entered this call and leaves it only after this rank's mark; it does not write its input
@@ -234,11 +234,6 @@ impl DirectRun {
         })?;
         self.done += count;
         Ok(self.done == given.len)
-    }
-
-    /// Where `member` said that its input is.
-    fn posted_input(&self, member: usize) -> u64 {
-        self.direct.post(member, self.call).input.load(Ordering::Relaxed)
     }
 
     /// Goes on with a copy of `len` bytes within this rank, by several threads if it is long, from where the look before has
@@ -283,13 +278,14 @@ impl DirectRun {
         let blocks = workspace.address().wrapping_add(workspace.bytes() - self.blocks());
         let (block_bytes, early) = (self.block(), self.gathers_early());
         let per_block = (block_bytes / self.job.dtype.size()) as u64;
-        let inputs: Vec<u64> = (0..size).map(|member| self.posted_input(member)).collect();
+        let inputs: Vec<u64> = (0..size).map(|member| self.posted(Part::Input, member)).collect();
         let memory = Shared((self.job.input, to, blocks));
         let (direct, element) = (self.direct.clone(), self.job.dtype.size());
         let mut done = (self.done / element) as u64;
         while done < len && !allowance.is_over() {
             let left = len - done;
             let parts = left.div_ceil(per_block).min(threads);
+            let folded = AtomicBool::new(false);
             // SAFETY: the blocks of a thread hold so many bytes for each other member, and no two parts have the same; `to` holds
             // `len` elements and is apart from the operands, or is this rank's own input at the same place. What is read: as in
             // `take`.
@@ -311,13 +307,20 @@ impl DirectRun {
                 }
                 let to = to.wrapping_add(before as usize * element);
                 reducer.fold(&operands[..size], to, Representation::Element, count as usize);
+                folded.store(true, Ordering::Relaxed);
                 Ok(())
             };
             let others = (0..size).filter(|&member| member != rank);
-            direct.while_reading(others, || match parts {
-                1 => combine(0),
-                _ => share(team, (0..parts).collect(), combine),
-            })?;
+            direct
+                .while_reading(others, || match parts {
+                    1 => combine(0),
+                    _ => share(team, (0..parts).collect(), combine),
+                })
+                .map_err(|stop| match stop {
+                    // What is combined in place cannot be again. (Of memory that is hidden as a whole, nothing has been.)
+                    Stop::Hidden(_, error) if folded.load(Ordering::Relaxed) => Stop::Failed(error),
+                    other => other,
+                })?;
             allowance.spend(self.bytes(per_block.min(left)) * (size - 1));
             done += (parts * per_block).min(left);
             self.done = self.bytes(done);
@@ -325,7 +328,11 @@ impl DirectRun {
                 self.direct.note_folded(done);
                 for distance in 1..size {
                     let member = (rank + distance) % size;
-                    self.gather_from(member, self.direct.folded(member), allowance, team)?;
+                    match self.gather_from(member, self.direct.folded(member), allowance, team) {
+                        // It is asked for when its time comes.
+                        Err(Stop::Hidden(..)) => {}
+                        other => _ = other?,
+                    }
                 }
             }
         }
@@ -371,7 +378,7 @@ impl DirectRun {
         }
         let offset = self.bytes(start + before);
         let theirs = if self.root().is_some() { self.bytes(before) } else { offset };
-        let posted = self.direct.post(member, self.call).output.load(Ordering::Relaxed);
+        let posted = self.posted(Part::Shard, member);
         let (from, to) = (posted.wrapping_add(theirs as u64), self.job.output.wrapping_add(offset));
         let bytes = allowance.grant(self.bytes(until - before), team);
         if bytes == 0 {

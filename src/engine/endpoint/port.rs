@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::{Endpoint, RECENT, lock};
 use crate::deadline::Deadline;
 use crate::engine::control::{Answer, Control};
+use crate::engine::recorder::Awaited;
 use crate::error::{Error, Status};
 use crate::sys;
 use crate::transport::Link;
@@ -181,7 +182,8 @@ impl Endpoint {
             (Some(last), _) => format!("its last call is {last}"),
             (None, _) => "it has called nothing yet".to_string(),
         };
-        let waits_for = running.and_then(|running| running.waits_for);
-        Answer { waits: running.is_some(), waits_for, text: self.with_refusal(text, RECENT) }
+        let awaited = running.map(|running| running.awaited);
+        let waits = awaited.is_some_and(|awaited| awaited != Awaited::Nothing);
+        Answer { waits, waits_for: awaited.and_then(Awaited::rank), text: self.with_refusal(text, RECENT) }
     }
 }

@@ -10,7 +10,8 @@ use crate::deadline::Deadline;
 use crate::engine::control::Control;
 use crate::engine::endpoint::RECENT;
 use crate::engine::messages::{Failure, Mismatch};
-use crate::engine::recorder::Recorder;
+use crate::engine::operation::Operation;
+use crate::engine::recorder::{Awaited, Recorder};
 use crate::engine::wire::{Class, Key};
 use crate::error::{Error, Status};
 use crate::signature::Signature;
@@ -130,14 +131,28 @@ impl Group {
         if turn.class == Class::PointToPoint {
             return;
         }
-        if let Some(&first) = waits_for.first() {
-            self.endpoint.recorder().note(turn.slot, first);
-        }
+        self.note(turn, waits_for);
         let (tag, sequence, class) = (turn.tag, turn.sequence, turn.class);
         let key = Key { group: self.id, tag, sequence, slot: 0, class };
         let message = Control::Call { key, signature: turn.signature }.encode();
         for &rank in waits_for.iter().take(MAX_ASKED) {
             self.endpoint.registration().send_control(self.members[rank as usize], &message);
+        }
+    }
+
+    /// Notes what a call waits for, should others ask.
+    fn note(&self, turn: &Turn, waits_for: &[u32]) {
+        let awaited = waits_for.first().map_or(Awaited::Unknown, |&rank| Awaited::Rank(rank));
+        self.endpoint.recorder().note(turn.slot, awaited);
+    }
+
+    /// Notes whether the last look at an operation has stopped in the middle of long work. If the one before had, what it waits for now.
+    pub(in crate::engine) fn note_work<O: Operation>(&self, turn: &Turn, operation: &O, at_work: bool) {
+        let recorder = self.endpoint.recorder();
+        if at_work {
+            recorder.note(turn.slot, Awaited::Nothing);
+        } else if recorder.awaited(turn.slot) == Awaited::Nothing {
+            self.note(turn, &operation.waits_for(self));
         }
     }
 
@@ -166,7 +181,7 @@ impl Group {
     /// As [`Group::ask`], of a call whose operation is not to be had: asks the rank that it was last seen to wait for. All, of a
     /// collective that was not seen to wait before it was held up.
     pub fn ask_about(&self, turn: &Turn, standing: &str) -> Inquiry {
-        let waits_for = match self.endpoint.recorder().waits_for(turn.slot) {
+        let waits_for = match self.endpoint.recorder().awaited(turn.slot).rank() {
             Some(rank) => vec![rank],
             None if turn.class == Class::PointToPoint => Vec::new(),
             None => (0..self.size()).filter(|rank| *rank != self.rank).collect(),
@@ -203,10 +218,13 @@ impl Group {
             .iter()
             .zip(answers)
             .map(|(&rank, answer)| {
-                let says = answer.map_or_else(
-                    || "it does not answer (stopped, or out of reach)".into(),
-                    |answer| answer.text,
-                );
+                let says = match answer {
+                    Some(answer) => answer.text,
+                    None if self.endpoint.messages().has_left(self.members[rank as usize]) => {
+                        "it has left".into()
+                    }
+                    None => "it does not answer (stopped, or out of reach)".into(),
+                };
                 format!("nothing from {} for {waited:.1} s; {says}", self.describe_rank(rank))
             })
             .collect();

@@ -1,8 +1,8 @@
 //! Why transfers do not end well, and who is told.
 
-use super::Messages;
 use super::peer::PeerState;
-use super::transfer::{Receiving, Sending};
+use super::transfer::{Early, Posted, Receiving, Sending};
+use super::{Messages, kept};
 use crate::engine::lane::Ticket;
 use crate::engine::pairs::From;
 use crate::engine::wire::{Class, Key};
@@ -94,8 +94,42 @@ impl Messages {
         self.note_watches(peer);
     }
 
-    /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain.
+    /// Nothing more comes from a peer that has left: a message that it had announced, or sent a part of, before anybody asked is as good
+    /// as withdrawn.
+    pub(super) fn forget_begun(&mut self, peer: u32) {
+        let is_begun =
+            |entry: &Receiving| matches!(entry, Receiving::Early(Early::Begun(..) | Early::Request { .. }));
+        let messages = self.receiving.iter().filter(|((from, key), entry)| {
+            *from == peer && key.class == Class::PointToPoint && is_begun(entry)
+        });
+        for key in messages.map(|((_, key), _)| *key).collect::<Vec<_>>() {
+            if let Some(Receiving::Early(Early::Begun(_, total))) = self.receiving.remove(&(peer, key)) {
+                self.unexpected_bytes -= kept(total as usize);
+            }
+            self.calls.taken(peer, key);
+            if key.slot == 0 {
+                self.pairs.withdraw(peer, (key.group, key.tag), key.sequence);
+            }
+        }
+    }
+
+    /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain, but for receives that may take another's
+    /// message.
     pub(super) fn strand(&mut self, peer: u32) {
+        let takes_another = |posted: &Posted| match &posted.call {
+            Some((From::Any(ranks), _)) if !posted.has_begun() => {
+                ranks.iter().any(|&rank| rank != self.rank && !self.gone(rank))
+            }
+            _ => false,
+        };
+        let in_vain = self.receiving.iter().filter_map(|((from, key), entry)| match entry {
+            Receiving::Posted(posted) if *from == peer && takes_another(posted) => Some(*key),
+            _ => None,
+        });
+        for key in in_vain.collect::<Vec<_>>() {
+            self.pulled.retain(|pulled| (pulled.peer, pulled.frame.key) != (peer, key));
+            self.await_another(peer, key);
+        }
         let slot = &self.peers[peer as usize];
         let backlog = slot.has_backlog();
         if slot.expected > 0 || backlog || !slot.waiting.is_empty() || self.pairs.waiting().next().is_some() {

@@ -32,6 +32,10 @@ impl Messages {
         if self.peers[peer as usize].has_backlog() {
             self.flush(peer);
         }
+        // What was read may be the end that was still missing: nothing tells of it again.
+        if matches!(self.peers[peer as usize].state, PeerState::Left) {
+            self.progress(peer);
+        }
     }
 
     fn progress_lanes(&mut self, peer: u32, lanes: usize) -> bool {
@@ -65,6 +69,7 @@ impl Messages {
             slot.drained =
                 slot.lanes.iter().all(|lane| lane.try_lock().is_some_and(|lane| lane.is_drained()));
             if slot.drained {
+                self.forget_begun(peer);
                 self.strand(peer);
             }
             return any;
@@ -78,7 +83,11 @@ impl Messages {
 
     fn read_lane(&mut self, peer: u32, lane: usize) -> bool {
         let mut moved = false;
-        for _ in 0..TURN {
+        for turn in 0.. {
+            // What the lane has read already the kernel does not tell of again.
+            if turn >= TURN && !self.is_ahead(peer, lane) {
+                break;
+            }
             if !self.reads(peer) {
                 self.hold(peer);
                 return moved;
@@ -124,6 +133,11 @@ impl Messages {
             }
         }
         moved
+    }
+
+    /// Whether a lane has something that takes no system call to read.
+    fn is_ahead(&self, peer: u32, lane: usize) -> bool {
+        self.peers[peer as usize].lanes[lane].try_lock().is_some_and(|lane| lane.is_ahead())
     }
 
     /// Goes on with what is pulled from `peer`. Whether there was anything.
@@ -199,9 +213,9 @@ impl Messages {
     }
 
     /// Has `bell` watch what the lanes need: readable unless they are left unread, writable while something waits for
-    /// room.
-    pub fn watch(&mut self, bell: &Bell) {
-        self.release();
+    /// room. Whether anything has moved.
+    pub fn watch(&mut self, bell: &Bell) -> bool {
+        let moved = self.release();
         for (peer, index) in std::mem::take(&mut self.restless) {
             let Some(track) = self.peers[peer as usize].lanes.get(index as usize) else { continue };
             let mut lane = track.lock();
@@ -220,6 +234,7 @@ impl Messages {
                 Err(error) => log::error!("a stream cannot be watched: {error}"),
             }
         }
+        moved
     }
 
     /// Whether what `peer` sends is read now. What a transfer waits for may come behind any number of messages that
@@ -245,16 +260,21 @@ impl Messages {
         }
     }
 
-    /// Ends [`Messages::hold`] where it has lost its reason.
-    fn release(&mut self) {
+    /// Ends [`Messages::hold`] where it has lost its reason, and reads what the lanes have read ahead. Whether there was anything.
+    fn release(&mut self) -> bool {
+        let mut moved = false;
         for peer in std::mem::take(&mut self.held) {
             if self.reads(peer) {
                 self.peers[peer as usize].lanes.iter().for_each(|lane| lane.lock().held = false);
                 self.note_watches(peer);
+                if (0..self.peers[peer as usize].lanes.len()).any(|lane| self.is_ahead(peer, lane)) {
+                    moved |= self.progress(peer);
+                }
             } else {
                 self.held.push(peer);
             }
         }
+        moved
     }
 
     /// Notes which lanes the bell is to watch for something else. Who hauls one does so before sleeping.

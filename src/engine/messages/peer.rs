@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::failure::Failure;
+use super::failure::{Failure, left};
 use super::transfer::Receiving;
 use super::{EAGER_SHM_BYTES, EAGER_TCP_BYTES, Messages};
 use crate::engine::hauling::Track;
@@ -71,6 +71,15 @@ impl Peer {
     /// Whether anything waits to go out, or somebody hauls.
     pub(super) fn has_backlog(&self) -> bool {
         self.in_use().iter().any(|lane| lane.try_lock().is_none_or(|lane| lane.backlog() > 0))
+    }
+
+    /// Why nothing more comes from it, which is rank `peer`, if that is so.
+    pub(super) fn why_gone(&self, peer: u32) -> Option<Failure> {
+        match &self.state {
+            PeerState::Lost(why) => Some(Failure::Lost(peer, why.clone())),
+            PeerState::Left if self.drained => Some(left(peer)),
+            _ => None,
+        }
     }
 
     /// A receive of `len` bytes has been posted.
@@ -158,12 +167,12 @@ impl Messages {
 
     /// Whether nothing more comes from the peer.
     pub fn gone(&self, peer: u32) -> bool {
-        let slot = &self.peers[peer as usize];
-        match slot.state {
-            PeerState::Lost(_) => true,
-            PeerState::Left => slot.drained,
-            _ => false,
-        }
+        self.peers[peer as usize].why_gone(peer).is_some()
+    }
+
+    /// Whether the peer has said goodbye.
+    pub fn has_left(&self, peer: u32) -> bool {
+        matches!(self.peers[peer as usize].state, PeerState::Left)
     }
 
     /// Why there is no link to the peer and will be none, unless it has left.

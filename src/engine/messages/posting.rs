@@ -151,10 +151,9 @@ impl Messages {
                 self.mismatch(ticket, mismatch);
                 return;
             }
-            if let (PeerState::Lost(why), Early::Begun(..) | Early::Request { .. }) =
-                (&self.peers[peer as usize].state, &early)
+            if let (Some(why), Early::Begun(..) | Early::Request { .. }) =
+                (self.peers[peer as usize].why_gone(peer), &early)
             {
-                let why = Failure::Lost(peer, why.clone());
                 self.fail(ticket, why);
                 return;
             }
@@ -194,14 +193,9 @@ impl Messages {
 
     /// Whether a message that is not here yet can still come from `peer`; fails the ticket if not.
     fn can_come(&mut self, peer: u32, ticket: Ticket) -> bool {
-        let slot = &self.peers[peer as usize];
-        let why = match &slot.state {
-            PeerState::Lost(why) => Failure::Lost(peer, why.clone()),
-            PeerState::Left if slot.drained => left(peer),
-            _ => {
-                self.want(peer);
-                return true;
-            }
+        let Some(why) = self.peers[peer as usize].why_gone(peer) else {
+            self.want(peer);
+            return true;
         };
         self.fail(ticket, why);
         false

@@ -10,6 +10,10 @@ use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::error::Status;
 use crate::transport::LinkKind;
+use crate::transport::memory::is_readable;
+
+/// In what a [`FrameKind::Decline`] says: it is the sender who cannot read the bytes, and so its answer to one.
+const NOR_CAN_I: u64 = 1 << 32;
 
 /// Bytes pulled between two looks at everything else, with the endpoint's lock.
 const PULL_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 4 * 1024 * 1024 };
@@ -110,21 +114,15 @@ impl Messages {
             std::mem::take(&mut self.pulled).into_iter().partition(is_here);
         self.pulled = others;
         for Pulled { frame, refused, .. } in ours {
+            if let Some(cause) = refused.filter(|_| self.receiving.contains_key(&(peer, frame.key))) {
+                // The receive stays: the sender sends the bytes after all, or says that it cannot read them either.
+                self.decline(peer, frame, cause.raw_os_error().unwrap_or(libc::EIO));
+                continue;
+            }
             // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
             if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
                 self.peers[peer as usize].received(posted.into.len);
-                match refused {
-                    Some(cause) => {
-                        let bytes = posted.into.len;
-                        let what =
-                            format!("has {bytes} bytes that could not be read from its memory: {cause}");
-                        self.fail(posted.ticket, Failure::Peer { peer, status: Status::System, what });
-                        let why = cause.raw_os_error().unwrap_or(libc::EIO);
-                        self.decline(peer, frame, why);
-                        continue;
-                    }
-                    None => self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step),
-                }
+                self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
             }
             self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
         }
@@ -132,21 +130,49 @@ impl Messages {
         true
     }
 
-    /// Tells the sender of an announced message that it will not be taken. `why`: what the kernel said, or 0 when the
+    /// Tells the sender of an announced message that it will not be taken so. `why`: what the kernel said, or 0 when the
     /// group is gone.
     pub(super) fn decline(&mut self, peer: u32, frame: Frame, why: i32) {
         self.control(peer, &Frame { kind: FrameKind::Decline, offset: why as u64, ..frame });
         self.flush(peer);
     }
 
-    /// The receiver of an announced message will not take it.
+    /// The receiver of an announced message cannot read it, or will not take it; or the sender of one cannot read it either.
     pub(super) fn declined(&mut self, peer: u32, frame: Frame) {
-        let Some(Sending::Posted { ticket, .. }) = self.sending.remove(&(peer, frame.key)) else { return };
+        let key = (peer, frame.key);
+        if frame.offset & NOR_CAN_I != 0 {
+            // No piece of it comes, so the entry may go, if its owner has not let go meanwhile.
+            let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
+            let (ticket, len) = (posted.ticket, posted.into.len);
+            if posted.has_begun() {
+                return;
+            }
+            self.receiving.remove(&key);
+            self.peers[peer as usize].received(len);
+            let cause = std::io::Error::from_raw_os_error(frame.offset as i32);
+            let what = format!("has {len} bytes that could not be read from its memory: {cause}");
+            self.fail(ticket, Failure::Peer { peer, status: Status::System, what });
+            return;
+        }
+        let Some(Sending::Posted { from, ticket, .. }) = self.sending.get(&key) else { return };
+        let (from, ticket) = (*from, *ticket);
+        // Memory of a driver or of memfd_secret is this process's alone, and some forbid others to look into theirs.
+        if frame.offset != 0 && is_readable(from.address, from.len) {
+            self.peer_is_ready(peer, Frame { kind: FrameKind::Ready, offset: 0, ..frame });
+            return;
+        }
+        self.sending.remove(&key);
         self.peers[peer as usize].expected -= 1;
         let (status, what) = match i32::try_from(frame.offset) {
             Ok(0) => (Status::PeerFailed, "has destroyed its context and takes no more messages".into()),
             why => {
-                let cause = std::io::Error::from_raw_os_error(why.unwrap_or(libc::EIO));
+                let why = why.unwrap_or(libc::EIO);
+                // Of a collective, the failure of the call is told.
+                if frame.key.class == Class::PointToPoint {
+                    self.control(peer, &Frame { offset: NOR_CAN_I | why as u64, ..frame });
+                    self.flush(peer);
+                }
+                let cause = std::io::Error::from_raw_os_error(why);
                 let text = format!("could not read {} bytes from this rank's memory: {cause}", frame.total);
                 (Status::System, text)
             }
@@ -186,7 +212,7 @@ impl Messages {
     }
 
     /// The message that a receive was to get is withdrawn before any of it came: it takes the next one.
-    fn await_another(&mut self, peer: u32, key: Key) {
+    pub(super) fn await_another(&mut self, peer: u32, key: Key) {
         let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, key)) else { return };
         let Posted { into, signature, ticket, call: Some((from, place)), .. } = posted else { return };
         self.courses.leave(peer, &key);

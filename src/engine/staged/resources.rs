@@ -16,13 +16,11 @@ use crate::cuda::courier::{Courier, Desk};
 use crate::cuda::driver::{Priority, retry};
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
-use crate::cuda::quiet::Quietly;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
 use crate::error::{Result, fail};
-use crate::sys;
-use crate::sys::aside::Aside;
+use crate::sys::process;
 
 /// Side streams, which calls share: what they are given can run at once.
 ///
@@ -281,10 +279,21 @@ struct Kept {
     /// Those used last are last.
     lanes: Vec<Lane>,
     spares: Vec<Lane>,
+    /// Too much, and not given back yet.
+    surplus: Vec<Lane>,
+    /// Those of whose surplus a thread is giving back.
+    giving_back: Vec<Arc<Devices>>,
 }
 
-static POOL: Pool<Kept> =
-    Pool::new(Kept { bays: Vec::new(), turn: 0, entries: Vec::new(), lanes: Vec::new(), spares: Vec::new() });
+static POOL: Pool<Kept> = Pool::new(Kept {
+    bays: Vec::new(),
+    turn: 0,
+    entries: Vec::new(),
+    lanes: Vec::new(),
+    spares: Vec::new(),
+    surplus: Vec::new(),
+    giving_back: Vec::new(),
+});
 
 impl Bay {
     fn new(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
@@ -336,9 +345,11 @@ impl Lane {
     /// One that nobody uses, as far as is known.
     fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
         let bytes = rounded(bytes);
-        let lanes = &mut POOL.lock().stock.lanes;
-        let index = lanes.iter().position(|lane| lane.is_like(devices, device, bytes))?;
-        Some(lanes.remove(index))
+        let Kept { lanes, surplus, .. } = &mut POOL.lock().stock;
+        [lanes, surplus].into_iter().find_map(|lanes| {
+            let index = lanes.iter().position(|lane| lane.is_like(devices, device, bytes))?;
+            Some(lanes.remove(index))
+        })
     }
 
     /// The spare lane, if nobody has it, as far as is known without the driver. Whoever has it gives it back as soon as the device has
@@ -463,7 +474,7 @@ pub(super) fn leave_behind(rest: Rest, lanes: Vec<Lane>) {
     while !until.expired() {
         match retry(|| rest.has_ended()) {
             Ok(true) => return give_back(lanes),
-            Ok(false) => sys::process::yield_now(),
+            Ok(false) => process::yield_now(),
             Err(_) => break,
         }
     }
@@ -508,9 +519,9 @@ impl Stock for Kept {
 impl Kept {
     /// Keeps lanes for the next calls. Of what is too much those go that have been used least lately: a call that is made again
     /// finds what it had. Where streams may wait for the host none goes: giving registered memory back waits for them, with
-    /// a lock held that what they wait for needs. Couriers wait for the host everywhere: elsewhere it goes when none is on its way.
+    /// a lock held that what they wait for needs. Couriers wait for the host everywhere: elsewhere it goes when none is on its way, and
+    /// calls have it until then.
     fn keep_lanes(&mut self, lanes: Vec<Lane>) {
-        let mut surplus = Vec::new();
         for lane in lanes {
             lane.forget_orders();
             if lane.spare {
@@ -522,7 +533,7 @@ impl Kept {
                 continue;
             }
             let Some(room) = KEPT_BYTES.checked_sub(lane.memory.bytes()) else {
-                surplus.push(lane);
+                self.surplus.push(lane);
                 continue;
             };
             let same = |kept: &Lane| kept.device == lane.device && Arc::ptr_eq(&kept.devices, &lane.devices);
@@ -532,16 +543,43 @@ impl Kept {
             while bytes(&self.lanes) > room
                 && let Some(oldest) = self.lanes.iter().position(same)
             {
-                surplus.push(self.lanes.remove(oldest));
+                self.surplus.push(self.lanes.remove(oldest));
             }
             self.lanes.push(lane);
         }
-        if !surplus.is_empty() {
-            let quietly = |lane: Lane| Quietly::new(&lane.devices.clone(), lane);
-            let surplus: Vec<_> = surplus.into_iter().map(quietly).collect();
-            drop(Aside::new(surplus, "pinned memory is not given back"));
+        self.give_surplus_back();
+    }
+
+    /// Has what is too much given back, by one thread for all that is of the same devices.
+    fn give_surplus_back(&mut self) {
+        for lane in &self.surplus {
+            if self.giving_back.iter().any(|devices| Arc::ptr_eq(devices, &lane.devices)) {
+                continue;
+            }
+            let devices = lane.devices.clone();
+            self.giving_back.push(devices.clone());
+            if let Err(error) = process::spawn("unisono-aside", move || give_surplus_back(&devices)) {
+                log::warn!("pinned memory is not given back: {error}");
+                self.giving_back.pop();
+            }
         }
     }
+}
+
+/// Gives back in quiet what is too much of these devices, until there is none.
+fn give_surplus_back(devices: &Arc<Devices>) {
+    let is_theirs = |lane: &Lane| Arc::ptr_eq(&lane.devices, devices);
+    let is_there = || {
+        let Kept { surplus, giving_back, .. } = &mut POOL.lock().stock;
+        let is_there = surplus.iter().any(is_theirs);
+        if !is_there {
+            // Under the lock: what becomes too much after this has another thread.
+            giving_back.retain(|giving| !Arc::ptr_eq(giving, devices));
+        }
+        is_there
+    };
+    let take = || -> Vec<Lane> { POOL.lock().stock.surplus.extract_if(.., |lane| is_theirs(lane)).collect() };
+    while devices.in_quiet(&is_there, || drop(take())).is_some() {}
 }
 
 /// Has whoever moves an endpoint's operations look again soon, when a stream has been given something.
@@ -628,6 +666,25 @@ mod tests {
         let soon = Deadline::after(Duration::from_secs(20));
         // The double's devices do nothing unless somebody asks.
         stream.synchronize(soon).expect("it leaves");
+        while double.registered() > before && !soon.expired() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(double.registered(), before);
+    }
+
+    #[test]
+    fn pinned_memory_that_cannot_be_given_back_yet_is_used_again() {
+        let double = Double::new(1, Order::Eager);
+        double.share_queues(8, 8);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let before = double.registered();
+        let held = devices.note_held();
+        for _ in 0..4 {
+            give_back(vec![Lane::take(&devices, 0, KEPT_BYTES + 1).expect("a lane")]);
+        }
+        assert_eq!(double.registered(), before + rounded(KEPT_BYTES + 1));
+        drop(held);
+        let soon = Deadline::after(Duration::from_secs(20));
         while double.registered() > before && !soon.expired() {
             std::thread::sleep(Duration::from_millis(1));
         }

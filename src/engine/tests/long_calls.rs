@@ -1,6 +1,7 @@
 //! A long direct call moves a part in each look: in between, deadlines, failures and other operations have their turn.
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::thread::{self, ThreadId};
 
 use super::*;
@@ -404,6 +405,54 @@ fn the_deadline_of_who_waits_for_something_else_passes_in_the_middle_of_a_long_c
     let looks = own() - before;
     running.cancel();
     assert!(looks <= 3, "{looks} looks after the deadline");
+}
+
+/// Waits for rank 0 or, where it is told to, is at work.
+struct WorksAtTimes(Arc<AtomicBool>);
+
+impl Operation for WorksAtTimes {
+    fn advance(&mut self, _group: &Group) -> Poll<Result<Completion>> {
+        Poll::Pending
+    }
+
+    fn abandon(&mut self, _group: &Group) {}
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        vec![0]
+    }
+
+    fn is_at_work(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_rank_at_work_is_not_told_to_wait_for_whom_it_has_waited_for() {
+    let [group, other] = pair(true);
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    let (at_work, mut call) = (Arc::new(AtomicBool::new(false)), None);
+    let make = |turn: &Turn| {
+        call = Some(*turn);
+        WorksAtTimes(at_work.clone())
+    };
+    let working = other.start(Class::Ordered, 0, BARRIER, None, make).expect("it starts");
+    other.compare(&call.expect("its turn came"), &[0]);
+    let late = turn(&group, BARRIER);
+    for (works, says, culprit) in [
+        (false, "still running, waiting for rank 0", "Look at rank 0"),
+        (true, "still running, at work by itself", "Look at rank 1"),
+        (false, "still running, waiting for rank 0", "Look at rank 0"),
+    ] {
+        at_work.store(works, Ordering::Relaxed);
+        working.advance();
+        let inquiry = group.ask(&late, vec![1], None);
+        while !group.answered(&inquiry) {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let error = group.overdue(&late, &inquiry);
+        assert!(error.text().contains(says) && error.text().contains(culprit), "{error}");
+    }
+    working.cancel();
 }
 
 #[test]

@@ -58,6 +58,11 @@ impl Connection {
         self.output.body = body;
     }
 
+    /// What is said before the next answer. Nothing is on its way.
+    pub(super) fn tell(&mut self, words: &[u8]) {
+        self.output = Output::of([&Answer::Words.head(words.len()), words].concat());
+    }
+
     pub(super) fn answer_done(&mut self, outcome: std::result::Result<Option<Arc<[u8]>>, String>) {
         match outcome {
             Ok(body) => self.answer(Answer::Done, body),

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read};
 use std::mem;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
@@ -13,6 +14,7 @@ use super::Limits;
 use super::connection::{Connection, Farewell, Output, State};
 use super::entries::Entries;
 use crate::rendezvous::secret::SecretKey;
+use crate::rendezvous::store::REFUSAL;
 use crate::rendezvous::tcp_wire::{
     self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict,
 };
@@ -442,15 +444,40 @@ impl Server {
 
     fn store(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), String> {
         let value = self.entries.set(key, value)?;
+        self.end_waits(key, Answer::Done, Some(&value));
+        if let Some(place) = key.strip_suffix(REFUSAL.as_bytes()) {
+            self.pass_on(&wire::words(key, &value));
+            let vain: Vec<_> = self.waiters.keys().filter(|key| key.starts_with(place)).cloned().collect();
+            for key in vain {
+                self.end_waits(&key, Answer::Refused, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all clients, those that ask nothing now, too: this server may have ended when they do. Whose answer is on its way may not
+    /// be told.
+    fn pass_on(&mut self, words: &[u8]) {
+        for (&token, client) in &mut self.connections {
+            if matches!(client.state, State::Ready | State::Waiting(_)) && client.output.is_empty() {
+                client.tell(words);
+                // Before who says it is answered, whose process may end then, and this server with it. What fails now does so again.
+                let _ = client.flush();
+                self.runnable.push(token);
+            }
+        }
+    }
+
+    fn end_waits(&mut self, key: &[u8], answer: Answer, value: Option<&Arc<[u8]>>) {
         for token in self.waiters.remove(key).unwrap_or_default() {
             let Some(mut waiter) = self.connections.remove(&token) else { continue };
             waiter.state = State::Ready;
             self.set_timer(token, &mut waiter, None);
-            waiter.answer(Answer::Done, Some(value.clone()));
+            waiter.answer(answer, value.cloned());
+            let _ = waiter.flush();
             self.connections.insert(token, waiter);
             self.runnable.push(token);
         }
-        Ok(())
     }
 
     fn add(&mut self, key: &[u8], amount: i64) -> std::result::Result<i64, String> {

@@ -221,6 +221,8 @@ fn what_is_wrong_with_a_put_is_told_and_sends_nothing() {
             refused(context.wait_signals(&[(1, u32::MAX), (1, 1)], &on(None)), "more than");
             let put = |from, bytes| context.put_signal(from, bytes, 0, &putting.window, 0, &on(None));
             refused(put(putting.memory + 256, 257), "localbuff has 256 bytes left");
+            // What is mapped, of a range of addresses that may be longer.
+            refused(put(double.mapped(*device, 128, 3), 385), "localbuff has 384 bytes left");
             refused(put(double.memory_of(Memory::Host, *device, 64), 4), "is no device memory");
         }
         // A window of another context, and one that has ended.
@@ -257,7 +259,8 @@ fn a_put_that_the_driver_refuses_fails_the_group() {
 /// What a stream has been given, and nobody could follow, fails the group: a wait would have no deadline, and later signals no order.
 #[test]
 fn one_sided_operations_that_cannot_be_followed_fail_the_group() {
-    for waits in [true, false] {
+    for (waits, call) in [(true, "cuEventRecord"), (false, "cuEventRecord"), (false, "cuStreamWriteValue32")]
+    {
         let barrier = std::sync::Barrier::new(2);
         ranks(&processes(2), words, |context, (double, _, device)| {
             run(&sum(context, 1, double.memory(*device, 4), None, PATIENCE)).expect("a sum");
@@ -265,7 +268,7 @@ fn one_sided_operations_that_cannot_be_followed_fail_the_group() {
             if context.rank() == 0 {
                 let stream = on(Some(double.stream(*device)));
                 double.refuse(Refusal {
-                    call: Some("cuEventRecord"),
+                    call: Some(call),
                     status: Status::OutOfMemory,
                     ..Refusal::default()
                 });

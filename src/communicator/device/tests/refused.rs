@@ -122,6 +122,27 @@ fn a_factor_that_its_stream_does_not_come_to_is_missed_at_the_deadline_of_its_ca
     });
 }
 
+#[test]
+fn whoever_waits_for_a_factor_hears_of_an_abort() {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        context.cuda().pretend(devices, 256);
+        if context.rank() == 1 {
+            return until("rank 0 aborts", || context.failure().is_some());
+        }
+        let (memory, stream, gate) = behind_a_gate(double, devices);
+        // SAFETY: the double trusts no addresses.
+        let read = || unsafe { context.read_factor((*device, memory, 4), stream, None) };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                context.abort();
+            });
+            let error = while_closed(&gate, read).expect_err("its stream waits");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+        });
+    });
+}
+
 /// It is no call yet, and may never be one.
 #[test]
 fn a_capture_that_the_driver_refuses_concerns_no_other() {

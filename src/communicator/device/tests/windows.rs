@@ -1,5 +1,6 @@
 //! Memory in windows.
 
+use super::leaving::{behind_a_gate, while_closed};
 use super::*;
 use crate::communicator::Window;
 
@@ -89,6 +90,41 @@ fn a_failure_sets_the_latch_of_kernels_that_write_into_windows() {
         let (_, exchange) = exchange(context);
         assert_eq!(word(double, exchange.latch_address()), 0);
         ready.wait();
+        if context.rank() == 0 {
+            context.abort();
+        }
+        until("the latch", || word(double, exchange.latch_address()) == 1);
+    });
+}
+
+/// The driver waits for all that the device was given before it ends a mapping: kernels of another group among it, which whoever ends this
+/// one may be about to end.
+#[test]
+fn windows_of_a_group_that_has_failed_are_ended_without_waiting_for_the_device() {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        let window = window(context, double.memory(*device, MIB as usize), MIB).expect("a window");
+        captures::barrier(context);
+        let (_, _, gate) = behind_a_gate(double, devices);
+        double.hold_lock(Waiting::All, PATIENCE);
+        context.abort();
+        let is_late = while_closed(&gate, || {
+            let start = Instant::now();
+            drop(window);
+            start.elapsed() > PATIENCE / 8
+        });
+        assert!(!is_late, "it waits for the gate");
+    });
+}
+
+/// So would those of broadcasts by stages read what the root of the same process has back.
+#[test]
+fn a_failure_sets_the_latch_of_kernels_of_one_process() {
+    let (double, devices) = process(2);
+    let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
+    ranks(&seats, words, |context, (double, _, _)| {
+        let (_, exchange) = exchange(context);
+        assert_eq!(word(double, exchange.latch_address()), 0);
+        captures::barrier(context);
         if context.rank() == 0 {
             context.abort();
         }

@@ -181,7 +181,7 @@ fn held_up(timeout: Duration, knows: bool, couriers: bool, other: impl Fn(&Rank)
         let start = Instant::now();
         let Place::Group(group) = rank.context.place() else { panic!("a group") };
         let recorder = group.endpoint().recorder();
-        let known = || recorder.find(|entry| entry.group == group.id() && entry.waits_for.is_some());
+        let known = || recorder.find(|entry| entry.group == group.id() && entry.awaited.rank().is_some());
         while knows && known().is_none() {
             assert!(start.elapsed() < PATIENCE, "it does not know whom it waits for");
             std::thread::sleep(Duration::from_millis(1));

@@ -78,13 +78,16 @@ impl DeviceExchange {
 
     /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread. A kernel that is launched already and
     /// finds all that it waits for does not ask the host, and may still have its results written: into windows, too, until the latch is
-    /// set, a moment later.
+    /// set, a moment later; until then it may read what other ranks of its process have given to broadcasts by stages.
     pub fn abort(self: &Arc<Self>) {
-        self.parts().fault.abort();
-        if lock(&self.parts().windows).have_been() {
+        let parts = self.parts();
+        parts.fault.abort();
+        if parts.room.one_process || lock(&parts.windows).have_been() {
             self.latches.call_once(|| {
                 if let Err(cause) = self.latch_aside() {
-                    log::debug!("kernels that are launched already may write into windows: {cause}");
+                    log::debug!(
+                        "kernels that are launched already may reach into memory of other ranks: {cause}"
+                    );
                 }
             });
         }

@@ -181,9 +181,11 @@ impl DeviceExchange {
                 }
                 *sent_on = Some(id);
                 before(stream)?;
-                parts.kernels.enqueue_signals(&counts, stream)?;
-                // What is sent next would not come behind this.
-                parts.one_sided.sent.record(stream).inspect_err(|error| group.fail_here(error))
+                let signals = parts.kernels.enqueue_signals(&counts, stream);
+                // What is sent next would not come behind this, which the stream may have been given a part of.
+                signals
+                    .and_then(|()| parts.one_sided.sent.record(stream))
+                    .inspect_err(|error| group.fail_here(error))
             })
         };
         self.or_told(group, caller, given)

@@ -1,0 +1,35 @@
+/* The driver of scripts/host-time, where all that a stream is given is over at once, with what the tests look at or change. */
+
+#define cuEventQuery cuEventQueryAtOnce
+#define cuStreamQuery cuStreamQueryAtOnce
+#define cuLaunchKernel cuLaunchKernelAtOnce
+#include "../../../../scripts/host-time/driver.c"
+#undef cuEventQuery
+#undef cuStreamQuery
+#undef cuLaunchKernel
+
+enum { NOT_READY = 600 };
+
+/* As long as this is set, no stream has come to anything that is asked for. */
+int held;
+
+int cuEventQuery(intptr_t event) {
+    (void)event;
+    return __atomic_load_n(&held, __ATOMIC_SEQ_CST) ? NOT_READY : SUCCESS;
+}
+
+int cuStreamQuery(intptr_t stream) { return cuEventQuery(stream); }
+
+/* Kernels that each GPU was given, and by how many one was ahead of another at most. */
+int given[GPUS], most_ahead;
+
+int cuLaunchKernel(intptr_t function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z,
+                   unsigned shared, intptr_t stream, void **parameters, void **extra) {
+    intptr_t context;
+    cuStreamGetCtx(stream, &context);
+    given[context - 1]++;
+    for (int i = 0; i < GPUS; i++) {
+        if (given[context - 1] - given[i] > most_ahead) most_ahead = given[context - 1] - given[i];
+    }
+    return cuLaunchKernelAtOnce(function, x, y, z, threads_x, threads_y, threads_z, shared, stream, parameters, extra);
+}
