@@ -307,7 +307,7 @@ class OwnContext : public gloo::Context {
 };
 
 void contexts_connected_by_hand() {
-    for (const int size : {2, 4}) {
+    for (const int size : {1, 2, 4}) {
         for (const bool backwards : {false, true}) {
             Exchange told;
             at_once(size, [=, &told](int rank) {
@@ -329,6 +329,21 @@ void contexts_connected_by_hand() {
     auto &pair = context->createPair(1);
     CHECK(!pair->isConnected());
     CHECK_THROWS(gloo::Exception, "address", pair->connect(std::vector<char>(10)));
+}
+
+/* All ranks are connected at once. A program that leaves pairs out is told so, whatever it connects more than once. */
+void pairs_that_are_left_out() {
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    const auto context = device->createContext(0, 4);
+    for (const int peer : {1, 3, 1}) {
+        const auto other = device->createContext(peer, 4);
+        context->createPair(peer)->connect(other->createPair(0)->address().bytes());
+    }
+    CHECK(!context->getPair(1)->isConnected());
+    char byte = 0;
+    const std::string part = "rank 0 has not connected its pairs with ranks 2";
+    CHECK_THROWS(IoException, part, context->getPair(1)->createSendBuffer(0, &byte, 1)->send());
+    CHECK_THROWS(IoException, part, context->getPair(3)->createRecvBuffer(0, &byte, 1)->waitRecv());
 }
 
 void one_rank_never_comes() {
@@ -436,6 +451,7 @@ int main() {
         {"others go on when a rank closes", others_go_on_when_a_rank_closes},
         {"contexts from a context", contexts_from_a_context},
         {"contexts connected by hand", contexts_connected_by_hand},
+        {"pairs that are left out", pairs_that_are_left_out},
         {"one rank never comes", one_rank_never_comes},
         {"devices of all kinds", devices_of_all_kinds},
         {"devices that are not there", devices_that_are_not_there},

@@ -248,6 +248,33 @@ void own_function_of_complex_numbers() {
     });
 }
 
+void refuse(Map *, const Map *, std::size_t) { throw std::out_of_range("not to be combined"); }
+
+/* Over one rank's own buffers: the others do not wait for it. */
+void own_function_that_throws() {
+    const ReductionFunction<Map> refusal(gloo::CUSTOM, refuse);
+    const auto check = [](const auto &make) {
+        as_threads(2, [&](const GlooContext &context) {
+            Buffers<Map> buffers(static_cast<std::size_t>(context->rank) + 1, 10);
+            auto algorithm = make(context, buffers.pointers);
+            gloo::BarrierAllToOne all(context);
+            if (context->rank == 0) {
+                // Which may come as early as in the barrier.
+                CHECK_THROWS(gloo::IoException, "has thrown: not to be combined", (all.run(), algorithm.run()));
+            } else {
+                all.run();
+                CHECK_THROWS(std::out_of_range, "not to be combined", algorithm.run());
+            }
+        });
+    };
+    check([&](const GlooContext &context, const std::vector<Map *> &pointers) {
+        return gloo::AllreduceRing<Map>(context, pointers, 10, &refusal);
+    });
+    check([&](const GlooContext &context, const std::vector<Map *> &pointers) {
+        return gloo::ReduceScatterHalvingDoubling<Map>(context, pointers, 10, {4, 6}, &refusal);
+    });
+}
+
 // ---- allgather, broadcast, reduce-scatter, barriers
 
 void allgather_ring() {
@@ -402,6 +429,7 @@ int main() {
         {"the same bits in every way", same_bits_in_every_way},
         {"functions of the program's own by the name of gloo's", own_functions_by_the_name_of_gloos},
         {"a function of the program's own over complex numbers", own_function_of_complex_numbers},
+        {"a function that throws", own_function_that_throws},
         {"AllgatherRing", allgather_ring},
         {"BroadcastOneToAll", broadcast_one_to_all},
         {"ReduceScatterHalvingDoubling", reduce_scatter},

@@ -407,6 +407,50 @@ void buffers_end_though_a_rank_is_stopped() {
 
 // ---- ranks that leave
 
+/* What they send fills the way to a rank that does not read, and then a part of a message has gone. All of them come. */
+void send_buffers_end_while_a_rank_is_stopped() {
+    constexpr std::size_t count = 1500;
+    for (const std::size_t length : {105, 112, 130}) {
+        const Signs there, stopped, sent;
+        Processes processes(
+            2,
+            [&](const GlooContext &context) {
+                const Bytes all = pattern(count * length, 1);
+                barrier(context);
+                there.give();
+                if (context->rank == 0) {
+                    stopped.await(1);
+                    for (std::size_t at = 0; at < all.size(); at += length) {
+                        Bytes memory(all.data() + at, all.data() + at + length);
+                        make_send(context, 1, 1, memory)->send(0, length, at);
+                    }
+                    sent.give();
+                    Bytes last(1, 0xee);
+                    const auto buffer = make_send(context, 1, 1, last);
+                    buffer->send(0, 1, all.size());
+                    buffer->waitSend();
+                } else {
+                    Bytes memory(all.size() + 1);
+                    const auto buffer = make_receive(context, 0, 1, memory);
+                    for (std::size_t i = 0; i < count + 1; i++) {
+                        buffer->waitRecv();
+                    }
+                    CHECK_EQ(memory.back(), 0xee);
+                    memory.pop_back();
+                    CHECK(memory == all);
+                }
+                barrier(context);
+            },
+            milliseconds(10000));
+        there.await(2);
+        processes.signal(1, SIGSTOP);
+        stopped.give();
+        sent.await(1);
+        processes.signal(1, SIGCONT);
+        await_all(processes, 0, 1, 20, 0);
+    }
+}
+
 void a_rank_leaves() {
     // Its process returns; with its context ended before, or not.
     for (const Wait &wait : waits()) {
@@ -469,6 +513,7 @@ int main() {
         {"survivors make a new group", survivors_make_a_new_group},
         {"a rank is stopped", a_rank_is_stopped},
         {"buffers end though a rank is stopped", buffers_end_though_a_rank_is_stopped},
+        {"send buffers end while a rank is stopped", send_buffers_end_while_a_rank_is_stopped},
         {"a rank leaves", a_rank_leaves},
         {"others go on when a rank leaves", others_go_on_when_a_rank_leaves},
     });

@@ -225,6 +225,23 @@ void own_function_that_throws() {
         CHECK_THROWS(std::out_of_range, "not to be combined", gloo::allreduce(options));
         check_sum(context);
     });
+    // Over one rank's own inputs: the others do not wait for it.
+    as_threads(2, [](const GlooContext &context) {
+        std::vector<Map> a(3), b(3);
+        gloo::AllreduceOptions options(context);
+        options.setReduceFunction(
+            [](void *, const void *, const void *, std::size_t) { throw std::out_of_range("not to be combined"); });
+        if (context->rank == 0) {
+            options.setOutput(a.data(), 3);
+            // Which may come as early as in the barrier.
+            CHECK_THROWS(gloo::IoException, "has thrown: not to be combined",
+                         (barrier(context), gloo::allreduce(options)));
+        } else {
+            barrier(context);
+            options.setOutputs(std::vector<Map *>{a.data(), b.data()}, 3);
+            CHECK_THROWS(std::out_of_range, "not to be combined", gloo::allreduce(options));
+        }
+    });
 }
 
 // ---- the order of combination

@@ -1,14 +1,19 @@
 // C++17, gloo's headers: the types of elements and the operators over them, of functions and of objects.
 
 #include <complex>
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <tuple>
 
 #include <gloo/allreduce_bcube.h>
 #include <gloo/allreduce_halving_doubling.h>
+#include <gloo/allreduce_local.h>
 #include <gloo/allreduce_ring.h>
+#include <gloo/reduce_scatter.h>
 #include <gloo/types.h>
 
+#include "gloo_inputs.h"
 #include "gloo_reductions.h"
 #include "gloo_threads.h"
 #include "gloo_values.h"
@@ -289,6 +294,67 @@ void halves_are_rounded_once() {
     });
 }
 
+// ---- several inputs of a rank
+
+/* Two ranks have these values each, in a buffer per value. What comes of one rank's, and of both. */
+template <class T>
+void check_several(const GlooContext &context, Op op, const std::vector<float> &values, float one, float both) {
+    using Functions = gloo::ReductionFunction<T>;
+    constexpr int count = 1001;
+    const auto *function = op == Op::sum ? Functions::sum : op == Op::min ? Functions::min : Functions::max;
+    std::vector<std::vector<T>> given;
+    for (const float value : values) {
+        given.emplace_back(count, T(value));
+    }
+    const auto is = [](const std::vector<T> &memory, float expected) {
+        return std::all_of(memory.begin(), memory.end(), [&](T element) {
+            return std::isnan(expected) ? std::isnan(number(element)) : element == T(expected);
+        });
+    };
+    for (const bool separate : {false, true}) {
+        auto in = given;
+        std::vector<T> out(count);
+        gloo::AllreduceOptions options(context);
+        options.setReduceFunction(gloos<T>(op));
+        if (separate) {
+            options.setInputs(addresses(in), count);
+            options.setOutput(out.data(), count);
+        } else {
+            options.setOutputs(addresses(in), count);
+        }
+        gloo::allreduce(options);
+        for (std::size_t i = 0; i < in.size(); i++) {
+            CHECK(separate ? is(in[i], values[i]) : is(in[i], both));
+        }
+        CHECK(!separate || is(out, both));
+    }
+    auto ring = given, local = given, parts = given;
+    gloo::AllreduceRing<T>(context, addresses(ring), count, function).run();
+    gloo::AllreduceLocal<T>(context, addresses(local), count, function).run();
+    gloo::ReduceScatterHalvingDoubling<T>(context, addresses(parts), count, {500, 501}, function).run();
+    for (std::size_t i = 0; i < given.size(); i++) {
+        CHECK(is(ring[i], both));
+        CHECK(is(local[i], one));
+        parts[i].resize(500 + static_cast<std::size_t>(context->rank));
+        CHECK(is(parts[i], both));
+    }
+}
+
+/* They are combined as those of ranks are: a NaN stays, short floats are rounded when all are added, and four are added in
+   pairs. */
+void several_inputs_of_a_rank() {
+    as_threads(2, [](const GlooContext &context) {
+        for (const Op op : {Op::min, Op::max}) {
+            check_several<float>(context, op, {1, NAN}, NAN, NAN);
+            check_several<float>(context, op, {NAN, 1, 2}, NAN, NAN);
+            check_several<gloo::float16>(context, op, {1, NAN, 2}, NAN, NAN);
+        }
+        check_several<gloo::float16>(context, Op::sum, {2048, 1, 1}, 2050, 4100);
+        check_several<Bfloat16>(context, Op::sum, {256, 1, 1}, 258, 516);
+        check_several<float>(context, Op::sum, {16777216, 1, 1, 1}, 16777218, 33554436);
+    });
+}
+
 } // namespace
 
 int main() {
@@ -299,5 +365,6 @@ int main() {
         {"other types of two bytes", other_short_types},
         {"complex numbers", complex_numbers},
         {"halves are rounded once by objects", halves_are_rounded_once},
+        {"several inputs of a rank", several_inputs_of_a_rank},
     });
 }

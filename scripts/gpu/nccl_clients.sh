@@ -140,7 +140,7 @@ case " ${CLIENTS:-} " in *" torch-tests "*)
     } ;;
 esac
 
-if wanted nccl4py && ! lacks nccl4py nccl; then
+if wanted nccl4py && ! lacks nccl4py nccl.core; then
     client nccl4py 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/nccl4py_client.py" "$gpus" --expect "$out"
 fi
 

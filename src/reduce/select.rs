@@ -64,6 +64,10 @@ trait Target {
 struct Baseline;
 
 impl Target for Baseline {
+    // Hardly any processor has no more than this: less code is better than speed. Elsewhere it is what all have.
+    #[cfg(target_arch = "x86_64")]
+    type Floats = [f32; 4];
+    #[cfg(not(target_arch = "x86_64"))]
     type Floats = [f32; 16];
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
         // SAFETY: the caller's promise.

@@ -95,12 +95,14 @@ pub fn is_readable(address: *const u8, len: usize) -> bool {
     /// There is no such way to change a set of signals, which the kernel says when it has read the set.
     const NO_WAY: libc::c_int = -1;
     let offset = address.addr() % PAGE;
-    (0..offset + len).step_by(PAGE).all(|page| {
+    let end = if len > 0 { offset + len } else { 0 };
+    (0..end).step_by(PAGE).all(|page| {
         let word = address.wrapping_sub(offset).wrapping_add(page);
         let none = std::ptr::null_mut::<u8>();
         // SAFETY: the kernel reads a word of the page, whatever there is, and changes nothing.
         let answer = unsafe { syscall!(syscall(libc::SYS_rt_sigprocmask, NO_WAY, word, none, WORD)) };
-        !answer.is_err_and(|cause| cause.raw_os_error() == Some(libc::EFAULT))
+        // A null pointer it takes for no set.
+        !word.is_null() && !answer.is_err_and(|cause| cause.raw_os_error() == Some(libc::EFAULT))
     })
 }
 
@@ -141,6 +143,7 @@ mod tests {
         assert!(is_readable(start.wrapping_add(4), 8188), "all but the last page");
         assert!(!is_readable(start.wrapping_add(4), 8189));
         assert!(is_readable(start.wrapping_add(9000), 0), "nothing");
+        assert!(!is_readable(std::ptr::without_provenance(0x10), 1), "the page of the null pointer");
     }
 
     #[test]

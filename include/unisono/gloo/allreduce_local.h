@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "gloo/detail/object.h"
@@ -17,9 +18,17 @@ template <class T> class AllreduceLocal : public Algorithm {
                    const ReductionFunction<T> *fn = ReductionFunction<T>::sum)
         : Algorithm(context), ptrs_(ptrs), count_(detail::checkedCount(count)), fn_(fn) {
         GLOO_ENFORCE(!ptrs.empty(), "no buffer was given");
+        const detail::Operator operation = detail::operatorFor(fn);
+        if (ptrs.size() > 1 && operation.isNative()) {
+            native_.emplace(operation, std::vector<void *>(ptrs.begin(), ptrs.end()), count_);
+        }
     }
 
     void run() override {
+        if (native_) {
+            native_->run();
+            return;
+        }
         for (std::size_t i = 1; i < ptrs_.size(); i++) {
             fn_->call(ptrs_[0], ptrs_[i], count_);
         }
@@ -32,6 +41,9 @@ template <class T> class AllreduceLocal : public Algorithm {
     const std::vector<T *> ptrs_;
     const std::size_t count_;
     const ReductionFunction<T> *const fn_;
+
+  private:
+    std::optional<detail::LocalReduction> native_;
 };
 
 } // namespace over_unisono

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "gloo/detail/object.h"
 
@@ -25,18 +26,23 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
         GLOO_ENFORCE_LE(std::accumulate(shares_.begin(), shares_.end(), std::size_t{0}), count_,
                         "the counts of all ranks");
         result_.reset(new T[mine() + 1]);
+        if (ptrs.size() > 1 && operator_.isNative()) {
+            local_.emplace(operator_, std::vector<void *>(ptrs.begin(), ptrs.end()), count_);
+        }
     }
 
     void run() override {
         const auto context = context_->native();
-        for (std::size_t i = 1; i < ptrs_.size(); i++) {
-            operator_.function(ptrs_[0], ptrs_[0], ptrs_[i], count_);
-        }
         if (operator_.isNative()) {
+            if (local_) {
+                local_->run();
+            }
             detail::check(unisono_reduce_scatterv(context.get(), ptrs_[0], result_.get(), counts_.data(),
                                                   operator_.element.dtype, operator_.op, &call_, nullptr));
         } else {
-            detail::OwnReduction(context.get(), call_, operator_).reduceScatter(ptrs_[0], result_.get(), shares_);
+            detail::OwnReduction own(context.get(), call_, operator_);
+            own.combine({ptrs_.begin(), ptrs_.end()}, ptrs_[0], count_);
+            own.reduceScatter(ptrs_[0], result_.get(), shares_);
         }
         for (T *const buffer : ptrs_) {
             std::copy_n(result_.get(), mine(), buffer);
@@ -52,6 +58,8 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
     const std::vector<uint64_t> counts_;
     const detail::Operator operator_;
     const unisono_call_t call_;
+    /* Makes one of several buffers. */
+    std::optional<detail::LocalReduction> local_;
     std::unique_ptr<T[]> result_;
 };
 

@@ -52,8 +52,10 @@ pub struct DeviceExchange {
     watch: Watch,
     /// By whoever shuts it first.
     shut: Once,
-    /// By whoever aborts it first, where there have been windows.
+    /// By whoever aborts it first, where kernels may reach into other ranks' memory: there have been windows,
     latches: Once,
+    /// or broadcasts by stages among ranks of one process.
+    pulls: AtomicBool,
 }
 
 /// Some members of an exchange.
@@ -129,6 +131,7 @@ impl DeviceExchange {
             watch: Watch::default(),
             shut: Once::new(),
             latches: Once::new(),
+            pulls: AtomicBool::new(false),
         }
     }
 
@@ -285,6 +288,7 @@ impl DeviceExchange {
         if group.rank() == pull.root && pull.bytes > 0 {
             pull.seen = self.or_fail(group, Class::Ordered, caller, self.seen_by_all(&pull))?;
         }
+        self.pulls.fetch_or(parts.room.one_process, Ordering::SeqCst);
         // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
         self.give(group, Class::Ordered, &[signature], Members::NONE, (caller, &[]), compare, launch)

@@ -56,6 +56,20 @@ inline unisono_call_t call(uint64_t tag, std::chrono::milliseconds timeout) {
     return options;
 }
 
+/* A group of this rank alone. */
+inline std::shared_ptr<unisono_context_t> alone() {
+    unisono_store_t *store = nullptr;
+    check(unisono_store_create_hash(&store));
+    const std::unique_ptr<unisono_store_t, Destroy<unisono_store_destroy>> meeting(store);
+    unisono_context_options_t options = UNISONO_CONTEXT_OPTIONS_INIT;
+    options.rank_count = 1;
+    options.store = store;
+    options.name = "gloo";
+    unisono_context_t *made = nullptr;
+    check(unisono_context_create(&options, &made));
+    return {made, unisono_context_destroy};
+}
+
 } // namespace detail
 } // namespace over_unisono
 } // namespace gloo

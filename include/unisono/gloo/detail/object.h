@@ -99,10 +99,9 @@ template <class T> class AllreduceObject : public Algorithm {
             check(unisono_algorithm_run(algorithm_->native().get()));
             return;
         }
-        for (std::size_t i = 1; i < pointers_.size(); i++) {
-            operator_.function(pointers_[0], pointers_[0], pointers_[i], count_);
-        }
-        OwnReduction(context.get(), call_, operator_).allreduce(pointers_[0], pointers_[0], count_);
+        OwnReduction own(context.get(), call_, operator_);
+        own.combine({pointers_.begin(), pointers_.end()}, pointers_[0], count_);
+        own.allreduce(pointers_[0], pointers_[0], count_);
         for (std::size_t i = 1; i < pointers_.size() && count_ > 0; i++) {
             std::memcpy(pointers_[i], pointers_[0], count_ * sizeof(T));
         }

@@ -37,6 +37,30 @@ struct Operator {
     bool isNative() const { return op != kUnknown; }
 };
 
+/* This rank's buffers alone, combined in place as unisono combines those of ranks; each gets the result. */
+class LocalReduction {
+  public:
+    LocalReduction(const Operator &operation, const std::vector<void *> &buffers, std::size_t elements)
+        : alone_(alone()) {
+        unisono_algorithm_options_t options = UNISONO_ALGORITHM_OPTIONS_INIT;
+        options.collective = UNISONO_ALLREDUCE;
+        options.pointers = buffers.data();
+        options.pointer_count = buffers.size();
+        options.count = elements;
+        options.dtype = operation.element.dtype;
+        options.op = operation.op;
+        unisono_algorithm_t *made = nullptr;
+        check(unisono_algorithm_create(alone_.get(), &options, &made));
+        algorithm_.reset(made);
+    }
+
+    void run() const { check(unisono_algorithm_run(algorithm_.get())); }
+
+  private:
+    const std::shared_ptr<unisono_context_t> alone_;
+    std::unique_ptr<unisono_algorithm_t, Destroy<unisono_algorithm_destroy>> algorithm_;
+};
+
 /* `blocks` of the same length, one after the other, are combined into the first, in the canonical order: the left
    half of a block's tree is the largest power of two below its size. */
 class Fold {
@@ -71,6 +95,18 @@ class OwnReduction {
     OwnReduction(const unisono_context_t *context, const unisono_call_t &call, const Operator &operation)
         : context_(context), call_(call), begun_(Clock::now()), operation_(operation),
           rank_(unisono_context_rank(context)), size_(unisono_context_size(context)) {}
+
+    /* This rank's inputs, in their order, become one: at `out`, if there are several. */
+    const void *combine(const std::vector<void *> &inputs, void *out, std::size_t elements) const {
+        const void *in = inputs.front();
+        calling([&] {
+            for (std::size_t i = 1; i < inputs.size(); i++) {
+                operation_.function(out, in, inputs[i], elements);
+                in = out;
+            }
+        });
+        return in;
+    }
 
     void allreduce(const void *in, void *out, std::size_t elements) {
         const auto shares = evenly(elements);
@@ -139,8 +175,13 @@ class OwnReduction {
         share_.reset(static_cast<char *>(::operator new(size_ * send[rank_] + 1, kAlignment)));
         check(
             unisono_alltoallv(context_, in, share_.get(), send.data(), receive.data(), UNISONO_UINT8, &call_, nullptr));
+        calling([&] { Fold(operation_, share_.get(), shares[rank_]).run(0, shares[rank_] > 0 ? size_ : 0); });
+    }
+
+    /* Calls the program's function, which may throw. */
+    template <class Combine> void calling(const Combine &combine) const {
         try {
-            Fold(operation_, share_.get(), shares[rank_]).run(0, shares[rank_] > 0 ? size_ : 0);
+            combine();
         } catch (const std::exception &cause) {
             abort(cause.what());
             throw;
@@ -150,9 +191,12 @@ class OwnReduction {
         }
     }
 
-    /* The others are in the call, and would wait for this rank's share. */
+    /* The others would wait for this rank's share. */
     void abort(const char *cause) const {
-        unisono_context_abort_because(context_, MakeString("the function to reduce by has thrown: ", cause).c_str());
+        if (size_ > 1) {
+            unisono_context_abort_because(context_,
+                                          MakeString("the function to reduce by has thrown: ", cause).c_str());
+        }
     }
 
     const unisono_context_t *const context_;

@@ -1,6 +1,7 @@
 //! Memory in windows.
 
 use super::leaving::{behind_a_gate, while_closed};
+use super::stages::by_stages;
 use super::*;
 use crate::communicator::Window;
 
@@ -121,9 +122,14 @@ fn windows_of_a_group_that_has_failed_are_ended_without_waiting_for_the_device()
 fn a_failure_sets_the_latch_of_kernels_of_one_process() {
     let (double, devices) = process(2);
     let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
-    ranks(&seats, words, |context, (double, _, _)| {
+    ranks(&seats, words, |context, (double, _, device)| {
+        let output = double.memory(*device, 8);
+        // The double's kernels leave the number of a call there.
+        for _ in 0..2 {
+            run(&by_stages(context, output, 0)).expect("a broadcast");
+        }
         let (_, exchange) = exchange(context);
-        assert_eq!(word(double, exchange.latch_address()), 0);
+        assert_ne!(word(double, exchange.latch_address()), 1);
         captures::barrier(context);
         if context.rank() == 0 {
             context.abort();

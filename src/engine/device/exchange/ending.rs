@@ -1,5 +1,6 @@
 //! How calls are ended before their time, and their end is waited for.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -82,7 +83,7 @@ impl DeviceExchange {
     pub fn abort(self: &Arc<Self>) {
         let parts = self.parts();
         parts.fault.abort();
-        if parts.room.one_process || lock(&parts.windows).have_been() {
+        if self.pulls.load(Ordering::SeqCst) || lock(&parts.windows).have_been() {
             self.latches.call_once(|| {
                 if let Err(cause) = self.latch_aside() {
                     log::debug!(

@@ -120,12 +120,18 @@ class SendBuffer : public Buffer {
         context_->enlist(outbox_);
     }
 
-    /* Short messages go on. Long ones that have not begun are taken back; of one whose frame has gone, what follows is
-       sent from a copy. */
+    /* What was sent goes on. No frame is taken back, since one of which a part has gone comes whole all the same: what
+       follows it has to come, too, and is sent from a copy if it has not gone. */
     ~SendBuffer() override {
         for (Message &message : outbox_->take()) {
-            if (message.tail || !letGo(message)) {
+            const uint64_t bytes = message.frame->bytes, sequence = message.frame->sequence;
+            if (!letGo(message)) {
                 takeBack(message);
+            } else if (message.tail) {
+                unisono_work_cancel(message.tail.get());
+                if (unisono_work_status(message.tail.get()) == UNISONO_ABORTED) {
+                    sendCopy(message.content, bytes, sequence);
+                }
             }
         }
     }
@@ -200,7 +206,7 @@ class SendBuffer : public Buffer {
         return shared(work);
     }
 
-    /* A message that is all in its frame, which ends with it. */
+    /* The frame ends when it has gone. */
     static bool letGo(Message &message) {
         const auto free = [](void *user, unisono_status_t, const char *) { delete static_cast<Frame *>(user); };
         if (unisono_work_on_complete(message.head.get(), free, message.frame.get()) != UNISONO_OK) {
@@ -210,22 +216,18 @@ class SendBuffer : public Buffer {
         return true;
     }
 
-    void takeBack(const Message &message) {
+    /* Only where the context has failed, or is another process's: else the other side would wait for what follows. */
+    static void takeBack(const Message &message) {
         unisono_work_cancel(message.head.get());
-        if (!message.tail) {
-            return;
-        }
-        unisono_work_cancel(message.tail.get());
-        if (unisono_work_status(message.head.get()) == UNISONO_OK &&
-            unisono_work_status(message.tail.get()) == UNISONO_ABORTED) {
-            sendCopy(message);
+        if (message.tail) {
+            unisono_work_cancel(message.tail.get());
         }
     }
 
-    void sendCopy(const Message &message) {
+    void sendCopy(const char *content, uint64_t bytes, uint64_t sequence) {
         try {
-            auto copy = std::make_unique<std::vector<char>>(message.content, message.content + message.frame->bytes);
-            const SharedWork work = begin(copy->data(), copy->size(), contentTag(message.frame->sequence));
+            auto copy = std::make_unique<std::vector<char>>(content, content + bytes);
+            const SharedWork work = begin(copy->data(), copy->size(), contentTag(sequence));
             const auto free = [](void *user, unisono_status_t, const char *) {
                 delete static_cast<std::vector<char> *>(user);
             };

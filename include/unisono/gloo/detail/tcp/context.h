@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,8 +38,12 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     /* To be held as long as something is under way: a context that is closed meanwhile is aborted. */
     std::shared_ptr<unisono_context_t> native() override {
         std::lock_guard<std::mutex> hold(mutex_);
+        if (!native_ && !closed_ && size == 1) {
+            // There is no pair that could be connected.
+            native_ = detail::alone();
+        }
         if (!native_) {
-            throw IoException(closed_ ? "the connections of this context are closed" : "this context is not connected");
+            throw IoException(closed_ ? "the connections of this context are closed" : notConnected());
         }
         return native_;
     }
@@ -112,7 +117,8 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
         if (other.id()) {
             id_ = other.id();
         }
-        const bool last = ++introduced_ == size - 1 && !native_;
+        const bool isNew = introduced_.insert(peer).second;
+        const bool last = isNew && introduced_.size() + 1 == static_cast<std::size_t>(size) && !native_;
         const auto id = rank == 0 && address_ ? address_->id() : id_;
         hold.unlock();
         if (last) {
@@ -122,6 +128,20 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     }
 
   private:
+    /* Why; in a program that connects some of the pairs alone, which are missing. */
+    std::string notConnected() const {
+        std::string missing;
+        for (int peer = 0; peer < size && !introduced_.empty(); peer++) {
+            if (peer != rank && introduced_.count(peer) == 0) {
+                missing += MakeString(missing.empty() ? "" : ", ", peer);
+            }
+        }
+        return missing.empty() ? "this context is not connected"
+                               : MakeString("this context is not connected: unisono connects all ranks of a context at "
+                                            "once, and rank ",
+                                            rank, " has not connected its pairs with ranks ", missing);
+    }
+
     void createAllPairs() {
         for (int peer = 0; peer < size; peer++) {
             if (peer != rank) {
@@ -161,7 +181,8 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     /* The id in the address, as long as somebody may meet by it. */
     ServedId told_;
     std::optional<unisono_unique_id_t> id_;
-    int introduced_ = 0;
+    /* The ranks whose pairs with this one have been connected. */
+    std::set<int> introduced_;
 };
 
 inline void Context::createAndConnectAllPairs(std::shared_ptr<IStore> store) {
