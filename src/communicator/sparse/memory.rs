@@ -55,8 +55,12 @@ impl Pool {
     /// Whether this goes well in a child that is forked while the lock is taken, as other threads take it: a child that waits
     /// for it does not end well.
     pub(super) fn goes_well_in_a_child(&self, work: impl FnOnce() -> bool) -> bool {
-        let _kept = lock(&self.kept);
-        fork::tests::in_a_child(work)
+        // Here what it holds goes when the lock has gone.
+        let mut work = Some(work);
+        let kept = lock(&self.kept);
+        let goes_well = fork::tests::in_a_child(|| work.take().is_some_and(|work| work()));
+        drop(kept);
+        goes_well
     }
 }
 
