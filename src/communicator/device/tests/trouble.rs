@@ -218,6 +218,8 @@ fn a_group_that_fails_keeps_no_other_from_agreeing_beside_it() {
                 meet(&contexts, || Ok(devices.clone()), choose, words)
             };
             let sound = rank.context.duplicate().expect("a child");
+            // While it is made it would fail with its parent.
+            captures::barrier(&sound);
             let agreed = match (rank.context.rank(), early) {
                 (0, _) => {
                     if early {
@@ -248,6 +250,7 @@ fn a_first_call_runs_on_though_one_that_starts_with_it_cannot_be_begun() {
         troubled(2, true, |rank| {
             let devices = rank.context.cuda().devices().expect("a driver").clone();
             let first = rank.context.duplicate().expect("a child");
+            captures::barrier(&first);
             first.cuda().pretend(&devices, 256);
             first.cuda().pretend_loads(only(words));
             let [memory, short] = [BYTES, BYTES - 1].map(|bytes| rank.double.memory(0, bytes));
