@@ -409,9 +409,8 @@ impl Child {
         let group = self.group();
         let Child { parent, label, tied, doubted, .. } = self;
         let timeout = parent.timeout();
-        let Some(group) = group else { return Ok(Context::new(label, timeout, Place::Solo, None)) };
-        let Place::Group(over) = &parent.0.place else {
-            return Ok(Context::new(label, timeout, Place::Group(group), None));
+        let (Place::Group(over), Some(group)) = (&parent.0.place, group) else {
+            return Ok(Context::new(label, timeout, Place::Solo, None));
         };
         let _making = tied.then(|| over.make(&group));
         let child = Context::new(label, timeout, Place::Group(group), parent.0._store.clone());

@@ -504,26 +504,25 @@ impl Operation for Run {
     }
 
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
-        let under_way = || {
+        let under_way = |peer: fn(&Action) -> Option<u32>| {
             let steps = self.plan.schedule.steps.iter().zip(&self.progress.waits);
-            steps.filter(|(_, waits)| **waits == 0).map(|(step, _)| step.action)
-        };
-        let sorted = |ranks: &mut dyn Iterator<Item = u32>| {
-            let mut ranks: Vec<u32> = ranks.collect();
+            let steps = steps.filter(|(_, waits)| **waits == 0);
+            let mut ranks: Vec<u32> = steps.filter_map(|(step, _)| peer(&step.action)).collect();
             ranks.sort_unstable();
             ranks.dedup();
             ranks
         };
-        let mut ranks = sorted(&mut under_way().filter_map(|action| match action {
-            Action::Receive { from, .. } | Action::ReceiveReduce { from, .. } => Some(from),
+        let mut ranks = under_way(|action| match action {
+            Action::Receive { from, .. } | Action::ReceiveReduce { from, .. } => Some(*from),
             _ => None,
-        }));
+        });
         // Who sends waits for those that are to take it.
-        let takers = sorted(&mut under_way().filter_map(|action| match action {
-            Action::Send { to, .. } => Some(to),
+        let mut takers = under_way(|action| match action {
+            Action::Send { to, .. } => Some(*to),
             _ => None,
-        }));
-        ranks.extend(takers.into_iter().filter(|to| ranks.binary_search(to).is_err()).collect::<Vec<_>>());
+        });
+        takers.retain(|to| ranks.binary_search(to).is_err());
+        ranks.append(&mut takers);
         ranks
     }
 }

@@ -1,6 +1,7 @@
 //! The ranks that call together: their numbering, the order of their operations, and their first failure.
 
 mod inquiry;
+mod making;
 mod refusals;
 mod spare;
 mod turn;
@@ -183,25 +184,10 @@ impl Group {
             exchange.abort();
         }
         if first {
-            let making: Vec<_> = lock(&self.making).iter().filter_map(Weak::upgrade).collect();
-            making.iter().for_each(|child| child.fail_with(self, error));
+            self.fail_children(error);
             self.endpoint.wake();
         }
         first
-    }
-
-    /// A child of this group is set up, and fails if this does before the guard is dropped.
-    pub fn make<'a>(&'a self, child: &Arc<Group>) -> Making<'a> {
-        lock(&self.making).push(Arc::downgrade(child));
-        let making = Making { parent: self, child: Arc::downgrade(child) };
-        if let Some(error) = self.latched() {
-            child.fail_with(self, &error);
-        }
-        making
-    }
-
-    fn fail_with(&self, parent: &Group, error: &Error) {
-        self.fail(error.context(format_args!("group '{}' has failed before", parent.name)));
     }
 
     /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held by threads that do
@@ -309,14 +295,16 @@ impl Group {
         operation: &mut O,
         until: Deadline,
     ) -> Option<Result<Completion>> {
-        let through = operation.through();
+        let (through, mut has_worked) = (operation.through(), false);
         self.endpoint.follow(until, through, || match operation.advance(self) {
             Poll::Ready(result) => Look::Over(result),
             Poll::Pending => match self.failure() {
                 Some(error) => Look::Over(Err(error)),
                 None => {
                     let at_work = operation.is_at_work();
-                    self.note_work(turn, operation, at_work);
+                    if std::mem::replace(&mut has_worked, at_work) || at_work {
+                        self.note_look(turn, operation, at_work);
+                    }
                     if at_work { Look::AtWork } else { Look::Waits }
                 }
             },
@@ -691,18 +679,6 @@ impl Group {
         {
             exchange.abort();
         }
-    }
-}
-
-/// See [`Group::make`].
-pub struct Making<'a> {
-    parent: &'a Group,
-    child: Weak<Group>,
-}
-
-impl Drop for Making<'_> {
-    fn drop(&mut self) {
-        lock(&self.parent.making).retain(|child| !Weak::ptr_eq(child, &self.child));
     }
 }
 

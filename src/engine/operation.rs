@@ -186,6 +186,8 @@ enum Stage {
         compare_at: Deadline,
         /// Whether it has been moved.
         begun: bool,
+        /// Whether the last look has stopped in the middle of long work.
+        has_worked: bool,
     },
     /// Its deadline has passed; the others are asked what they are doing.
     Overdue(Inquiry),
@@ -212,7 +214,12 @@ impl Running {
             has_courier: operation.has_courier(),
             exits: (operation.through() == Through::Device).then(|| operation.exits()),
             held_up: OnceLock::new(),
-            stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER, begun: false }),
+            stage: Mutex::new(Stage::Running {
+                operation,
+                compare_at: Deadline::NEVER,
+                begun: false,
+                has_worked: false,
+            }),
             active: AtomicBool::new(false),
             passed: AtomicBool::new(false),
             done: AtomicBool::new(false),
@@ -323,7 +330,7 @@ impl Running {
             // Asking takes a while, and this may be the thread that the answers come through: it does not wait for them.
             Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return Look::Waits,
             Stage::Overdue(inquiry) => Err(self.group.overdue(&self.call, inquiry)),
-            Stage::Running { operation, compare_at, begun } => {
+            Stage::Running { operation, compare_at, begun, has_worked } => {
                 // What had not begun when its group failed does not begin: a call that failed before its first step has left a number of
                 // those that ranks count for themselves, which this one would take.
                 let refused = if *begun { None } else { self.group.failure() };
@@ -362,7 +369,9 @@ impl Running {
                             self.group.note_exchanged(&self.call);
                         }
                         let at_work = operation.is_at_work();
-                        self.group.note_work(&self.call, &*operation, at_work);
+                        if std::mem::replace(has_worked, at_work) || at_work {
+                            self.group.note_look(&self.call, &*operation, at_work);
+                        }
                         let look = if at_work { Look::AtWork } else { Look::Waits };
                         drop(stage);
                         if passes {

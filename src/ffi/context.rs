@@ -245,7 +245,7 @@ pub unsafe extern "C" fn unisono_context_split(
 ///
 /// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and names the rank
 /// and the group. Children of the same name and list come in the same order on all of them. Deadline, timeout and `max_blocks`
-/// as in unisono_context_split. A group that has failed forms none: its failure is returned.
+/// as in unisono_context_split. A group that has failed forms none: its failure is returned. One that fails meanwhile fails the child.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_group(
     ctx: *const unisono_context_t,

@@ -268,13 +268,10 @@ impl Setup {
         let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), table)?;
         let event = || Event::new(devices, *device);
         let across = self.layout.hosts > 1;
-        let urgent = OnceCell::new();
-        if across || mapped.room.one_process {
-            // PROOF: it was empty.
-            urgent
-                .set(Stream::with_priority(devices, *device, false, Priority::Highest)?)
-                .expect("it is new");
-        }
+        let urgent = match across || mapped.room.one_process {
+            true => OnceCell::with_value(Stream::with_priority(devices, *device, false, Priority::Highest)?),
+            false => OnceCell::new(),
+        };
         let tools = across.then(|| Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline));
         let tools = tools.transpose()?;
         let stream = Stream::new(devices, *device, true)?;

@@ -146,13 +146,11 @@ impl Group {
         self.endpoint.recorder().note(turn.slot, awaited);
     }
 
-    /// Notes whether the last look at an operation has stopped in the middle of long work. If the one before had, what it waits for now.
-    pub(in crate::engine) fn note_work<O: Operation>(&self, turn: &Turn, operation: &O, at_work: bool) {
-        let recorder = self.endpoint.recorder();
-        if at_work {
-            recorder.note(turn.slot, Awaited::Nothing);
-        } else if recorder.awaited(turn.slot) == Awaited::Nothing {
-            self.note(turn, &operation.waits_for(self));
+    /// Notes what a look at an operation has come to that has stopped `at_work`, in the middle of long work, or follows one that had.
+    pub(in crate::engine) fn note_look<O: Operation>(&self, turn: &Turn, operation: &O, at_work: bool) {
+        match at_work {
+            true => self.endpoint.recorder().note(turn.slot, Awaited::Nothing),
+            false => self.note(turn, &operation.waits_for(self)),
         }
     }
 
