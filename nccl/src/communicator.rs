@@ -416,15 +416,19 @@ impl Communicator {
             return;
         }
         let mut started = self.started();
-        // Only looks, and no further than to the first that runs: each call has up to 64 before it.
-        let mut runs = false;
-        started.retain(|(other, work)| {
-            if *other != stream {
-                return true;
-            }
-            runs |= work.is_hosted() && !self.is_ended(work.peek());
-            runs && work.is_hosted()
-        });
+        // Only looks, and no further than to the first that runs: each call has up to 64 before it. Mostly that is the first of all.
+        let runs_on = |work: &Work| work.is_hosted() && !self.is_ended(work.peek());
+        let first = started.iter().find(|(other, _)| *other == stream);
+        if !first.is_some_and(|(_, work)| runs_on(work)) {
+            let mut runs = false;
+            started.retain(|(other, work)| {
+                if *other != stream {
+                    return true;
+                }
+                runs |= runs_on(work);
+                runs && work.is_hosted()
+            });
+        }
         started.extend(works.map(|work| (stream, work)));
     }
 

@@ -18,6 +18,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::cuda::context::Devices;
+use crate::cuda::courier::Courier;
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::queues;
 use crate::cuda::stream::Stream;
@@ -38,6 +39,10 @@ const MOST: usize = 64;
 
 /// How long a thread waits before it may be right that it must go on.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long it leaves moving what it waits for to the attendant, if that does so already: two threads that move the same calls
+/// are in each other's way.
+const WATCHES: Duration = Duration::from_micros(500);
 
 /// The streams that wait for calls, and for which. In a list: they are few.
 static LANES: Mutex<Vec<(Key, Lane)>> = Mutex::new(Vec::new());
@@ -69,6 +74,8 @@ struct Lane {
     calls: VecDeque<Weak<Running>>,
     /// How many there may be.
     allowed: usize,
+    /// The courier that the stream was given last.
+    courier: Weak<Courier>,
 }
 
 impl Lane {
@@ -97,16 +104,31 @@ impl Lane {
     }
 }
 
-/// `stream` has been told to wait for `call`.
-pub(super) fn note(stream: &Stream, call: &Arc<Running>) {
+/// `stream` has been told to wait for `call`, by a courier if there is one.
+pub(super) fn note(stream: &Stream, call: &Arc<Running>, courier: Option<&Arc<Courier>>) {
     let key = Key::of(stream);
     let mut lanes = lock(&LANES);
     lanes.retain_mut(|(_, lane)| lane.first().is_some());
-    let call = Arc::downgrade(call);
+    let (call, courier) = (Arc::downgrade(call), courier.map(Arc::downgrade));
     match lanes.iter_mut().find(|(other, _)| *other == key) {
-        Some((_, lane)) => lane.calls.push_back(call),
-        None => lanes.push((key, Lane { calls: [call].into(), allowed: FEW })),
+        Some((_, lane)) => {
+            lane.calls.push_back(call);
+            lane.courier = courier.unwrap_or_default();
+        }
+        None => {
+            let courier = courier.unwrap_or_default();
+            lanes.push((key, Lane { calls: [call].into(), allowed: FEW, courier }));
+        }
     }
+}
+
+/// Whether `stream` has something to do for certain, since the courier that it was given last has not left.
+pub(super) fn is_busy(stream: &Stream) -> bool {
+    let key = Key::of(stream);
+    let lanes = lock(&LANES);
+    let courier = lanes.iter().find(|(other, _)| *other == key).and_then(|(_, lane)| lane.courier.upgrade());
+    drop(lanes);
+    courier.is_some_and(|courier| courier.is_under_way())
 }
 
 /// Whether `stream` has been told to wait for a call that runs.
@@ -149,6 +171,9 @@ pub(super) fn make_room(stream: &Stream, group: &Group, deadline: Deadline) -> R
     let key = Key::of(stream);
     // Its own lane: whoever waits here has not given the stream more meanwhile.
     while let Some((first, allowed)) = crowded(key) {
+        if first.watch(WATCHES) {
+            continue;
+        }
         let most = allowed >= MOST;
         if first.wait(Deadline::after(PATIENCE).min(deadline)).is_some() {
             continue;

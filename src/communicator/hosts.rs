@@ -196,7 +196,8 @@ impl Composed {
             // What runs before it in the order of calls must not come behind it on a stream.
             for (stream, courier) in couriers::ahead(group.id()) {
                 // SAFETY: whoever began those calls has promised their memory and their streams until they have ended.
-                self.context.or_fail(unsafe { courier.launch(&stream, &**kernels) })?;
+                self.context
+                    .or_fail(unsafe { courier.launch(&stream, ahead::is_busy(&stream), &**kernels) })?;
             }
         }
         // The series is held: calls have their numbers in the order of their launches.
@@ -212,7 +213,7 @@ impl Composed {
         if given.is_err() {
             parts.leave();
         }
-        ahead::note(series.stream(), &running);
+        ahead::note(series.stream(), &running, parts.last_courier());
         queue.close();
         let enqueued = given.and_then(|()| series.end(group, turn.until(self.late(&turn))));
         let enqueued = enqueued.map_err(|cause| group.blame(&turn, cause));

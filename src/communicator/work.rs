@@ -194,7 +194,7 @@ impl Work {
                 running.holds(&word);
                 let held = devices.note_held();
                 stream.wait_word(&word)?;
-                ahead::note(&stream, running);
+                ahead::note(&stream, running, None);
                 running.group().endpoint().kick();
                 running.on_complete(Box::new(move |_| {
                     word.release();

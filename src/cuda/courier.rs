@@ -163,15 +163,21 @@ struct Trade {
 }
 
 impl Courier {
-    /// Gives it to `stream`: orders are carried out when the stream comes to it. Once.
+    /// Gives it to `stream`: orders are carried out when the stream comes to it. Once. Whether the stream `is_busy` for certain: else
+    /// the driver is asked.
     ///
     /// # Safety
     /// As [`Stream`] says, of all memory that is ordered to be carried. Who may order ends that in any case.
-    pub unsafe fn launch(self: &Arc<Self>, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
+    pub unsafe fn launch(
+        self: &Arc<Self>,
+        stream: &Stream,
+        is_busy: bool,
+        kernels: &dyn Kernels,
+    ) -> Result<()> {
         let _launching = self.is_new().then(|| self.devices.launching());
         let _entered = self.devices.enter(stream.device())?;
         // Calls that share it come here, too, when it has been launched.
-        let _alone = if self.is_new() { self.devices.rousing(stream)? } else { None };
+        let _alone = if self.is_new() && !is_busy { self.devices.rousing(stream)? } else { None };
         // SAFETY: the caller's promise.
         self.launch_by(|call, combiner| unsafe { kernels.carry(stream, call, combiner) })
     }
@@ -325,6 +331,11 @@ impl Courier {
                 last.is_some_and(|last| self.has_reached(desk, last))
             }),
         }
+    }
+
+    /// Whether it has been launched and has not left, so that its stream has something to do.
+    pub fn is_under_way(&self) -> bool {
+        self.was_launched() && !self.is_gone()
     }
 
     /// Of orders that have no slip yet, those of a customer, or everybody's, are not carried out. Numbers that others wait for stay

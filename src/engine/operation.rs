@@ -12,6 +12,7 @@ use super::wire::Class;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
+use crate::sys;
 
 /// What a completed operation tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -421,6 +422,11 @@ impl Running {
         self.exits.iter().for_each(|exits| exits.add(exit));
     }
 
+    /// Whether a courier serves it.
+    pub fn has_courier(&self) -> bool {
+        self.has_courier
+    }
+
     /// Whether streams wait for it.
     pub fn streams_wait(&self) -> bool {
         self.has_courier || self.exits.as_ref().is_some_and(|exits| exits.any())
@@ -561,6 +567,19 @@ impl Running {
             self.group.fail(error);
         }
         follow(deadline)
+    }
+
+    /// Waits in this thread while the attendant moves it, for so long at most. Whether it has ended.
+    pub fn watch(&self, patience: Duration) -> bool {
+        let endpoint = self.group.endpoint();
+        let mut begun = None;
+        while !self.has_ended() {
+            if !endpoint.is_attended() || begun.get_or_insert_with(Instant::now).elapsed() >= patience {
+                return false;
+            }
+            sys::process::yield_now();
+        }
+        true
     }
 
     /// Whether messages alone move it.

@@ -19,7 +19,7 @@ use crate::communicator::Call;
 use crate::communicator::context::Context;
 use crate::communicator::plans::Seat;
 use crate::communicator::staged::Launch;
-use crate::cuda::courier::{Duty, Errand};
+use crate::cuda::courier::{Courier, Duty, Errand};
 use crate::cuda::driver::{least_limit, retry};
 use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::local::Kernels;
@@ -50,6 +50,8 @@ pub(super) struct Parts<'a> {
     copier: Option<Arc<dyn Kernels>>,
     /// Words that are released when the hosts' parts so far have ended, where no couriers carry them.
     exits: Vec<Arc<Word>>,
+    /// The courier that the stream was given last.
+    last: Option<Arc<Courier>>,
 }
 
 /// Some elements of a call.
@@ -94,7 +96,13 @@ impl<'a> Parts<'a> {
         queue: &'a Queue,
         copier: Option<Arc<dyn Kernels>>,
     ) -> Parts<'a> {
-        Parts { call, layout: call.hosts.layout(), series, turn, queue, pieces: 0, copier, exits: Vec::new() }
+        let layout = call.hosts.layout();
+        Parts { call, layout, series, turn, queue, pieces: 0, copier, exits: Vec::new(), last: None }
+    }
+
+    /// The courier that the stream was given last, of those of this call.
+    pub(super) fn last_courier(&self) -> Option<&Arc<Courier>> {
+        self.last.as_ref()
     }
 
     /// Gives all parts to the stream.
@@ -303,15 +311,16 @@ impl<'a> Parts<'a> {
     ///
     /// # Safety
     /// As [`Composed::start`], for the part's memory.
-    unsafe fn wait(&self, crossing: Crossing) -> Result<()> {
-        let (stream, exit) = (
-            self.series.stream(),
-            match crossing {
+    unsafe fn wait(&mut self, crossing: Crossing) -> Result<()> {
+        let stream = self.series.stream();
+        let exit = match crossing {
+            Crossing::Courier(launch) => {
+                self.last = Some(launch.courier().clone());
                 // SAFETY: the caller's promise.
-                Crossing::Courier(launch) => return unsafe { launch.give(self.series.stream()) },
-                Crossing::Word(exit) => exit,
-            },
-        );
+                return unsafe { launch.give(stream) };
+            }
+            Crossing::Word(exit) => exit,
+        };
         if exit.is_released() {
             return Ok(());
         }

@@ -55,13 +55,17 @@ impl Launch {
         Launch { courier, kernels }
     }
 
+    pub(in crate::communicator) fn courier(&self) -> &Arc<Courier> {
+        &self.courier
+    }
+
     /// Gives it to `stream`, if no other call has: several share it.
     ///
     /// # Safety
     /// As [`Courier::launch`](crate::cuda::courier::Courier::launch).
     pub(in crate::communicator) unsafe fn give(self, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.courier.launch(stream, &*self.kernels) }
+        unsafe { self.courier.launch(stream, ahead::is_busy(stream), &*self.kernels) }
     }
 }
 
@@ -119,16 +123,17 @@ impl Begun {
     /// the host, when the operation is complete. If it fails its caller has the memory back when `copies` have been waited for.
     pub(in crate::communicator) fn close(self, copies: &mut Copies) -> Result<Work> {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
-        let noted = || ahead::note(&stream, &running);
+        let noted = |courier| ahead::note(&stream, &running, courier);
         let waits = match exit {
             Exit::Courier(launch) => {
+                let courier = launch.courier().clone();
                 // SAFETY: whoever began the call has promised its memory and its stream until it has ended.
                 let given = unsafe { launch.give(&stream) };
-                given.inspect(|()| noted()).map_err(|error| (error, None))
+                given.inspect(|()| noted(Some(&courier))).map_err(|error| (error, None))
             }
             Exit::Word(exit) if exit.is_released() => Ok(()),
             Exit::Word(exit) => {
-                stream.wait_word(&exit).inspect(|()| noted()).map_err(|error| (error, Some(exit)))
+                stream.wait_word(&exit).inspect(|()| noted(None)).map_err(|error| (error, Some(exit)))
             }
             Exit::Thread => return self.work.wait(Deadline::NEVER).map(|_| self.work),
         };

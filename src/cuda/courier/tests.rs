@@ -28,7 +28,7 @@ fn given(order: Turns) -> (Arc<Double>, Arc<Devices>, Stream) {
 
 fn launch(courier: &Arc<Courier>, stream: &Stream, double: &Arc<Double>) -> Result<()> {
     // SAFETY: the double trusts no address.
-    unsafe { courier.launch(stream, &DoubleKernels(double.clone())) }
+    unsafe { courier.launch(stream, false, &DoubleKernels(double.clone())) }
 }
 
 /// More orders than there are slips, in the order of a stream, on either desk.
@@ -99,6 +99,29 @@ fn idle_streams_are_roused_one_at_a_time() {
     word.release();
     drop(errands);
     double.drain();
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn a_stream_whose_last_courier_has_not_left_is_busy_and_nobody_is_asked() {
+    let (double, devices, stream) = given(Turns::Eager);
+    let [first, second] = [(); 2].map(|()| Errand::new(&devices, 0, SHORT).expect("a courier"));
+    assert!(!first.courier().is_under_way(), "it is still to be launched");
+    launch(first.courier(), &stream, &double).expect("it is launched");
+    assert!(first.courier().is_under_way());
+    // Whoever rouses a stream keeps others from that.
+    // SAFETY: the double trusts no handles.
+    let other = unsafe { Stream::borrow(&devices, 0, double.stream(0)) }.expect("a stream");
+    let alone = devices.rousing(&other).expect("it is asked").expect("it is idle");
+    let busy = first.courier().is_under_way();
+    // SAFETY: nothing is ordered.
+    unsafe { second.courier().launch(&stream, busy, &DoubleKernels(double.clone())) }
+        .expect("it is launched");
+    drop(alone);
+    let couriers = [&first, &second].map(|errand| errand.courier().clone());
+    drop((first, second));
+    double.drain();
+    assert!(couriers.iter().all(|courier| courier.is_gone() && !courier.is_under_way()));
     assert_eq!(double.complaints(), Vec::<String>::new());
 }
 

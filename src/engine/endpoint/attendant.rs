@@ -103,6 +103,11 @@ impl Attendant {
         self.shared.changed.notify_one();
     }
 
+    /// Whether it looks for work, or works.
+    pub(super) fn is_awake(&self) -> bool {
+        self.shared.mood.load(Ordering::Relaxed) == AWAKE
+    }
+
     /// Whether it has not come back from the driver for long.
     pub(super) fn is_held_up(&self) -> bool {
         let looked_at = lock(&self.shared.state).looked_at;

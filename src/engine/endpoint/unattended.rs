@@ -371,6 +371,11 @@ impl Endpoint {
         self.unattended.any_for_streams() && self.attendant.waiting() == 0
     }
 
+    /// Whether the attendant moves what is on devices, on a processor of its own, unless another thread does.
+    pub fn is_attended(&self) -> bool {
+        self.roomy.load(Ordering::Relaxed) && self.attendant.is_awake()
+    }
+
     /// Whether there are operations on devices, and nobody who waits for them.
     pub(super) fn needs_attendant(&self) -> bool {
         self.unattended.any_on_devices() && self.attendant.waiting() == 0

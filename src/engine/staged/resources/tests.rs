@@ -52,7 +52,8 @@ fn no_pinned_memory_is_given_back_while_a_courier_is_on_its_way() {
     assert!(pinned > before + KEPT_BYTES, "{pinned} bytes");
     let errand = Errand::new(&devices, 0, Duty::default()).expect("a courier");
     // SAFETY: nothing is ordered.
-    unsafe { errand.courier().launch(&stream, &DoubleKernels(double.clone())) }.expect("it is launched");
+    unsafe { errand.courier().launch(&stream, false, &DoubleKernels(double.clone())) }
+        .expect("it is launched");
     give_back(vec![lane]);
     // Time for what comes too early.
     std::thread::sleep(Duration::from_millis(50));
