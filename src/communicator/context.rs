@@ -23,6 +23,7 @@ use crate::rendezvous::join;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
 use crate::signature::Signature;
+use crate::transport::service::Parting;
 
 /// One rank's membership in a group: a communicator. Cheap to clone; all methods from any thread.
 #[derive(Clone)]
@@ -44,6 +45,8 @@ struct Inner {
     /// See [`Context::limit_blocks`]; 0: unset.
     max_blocks: AtomicU32,
     cuda: Cuda,
+    /// Behind all that holds the group's endpoint.
+    _parting: Option<Parting>,
     /// Kept alive as long as the context: the embedded server of its store. Nobody needs a directory once the ranks have met.
     _store: Option<Arc<dyn Store>>,
 }
@@ -125,6 +128,10 @@ impl Context {
     }
 
     fn new(name: String, timeout: Duration, place: Place, store: Option<Arc<dyn Store>>) -> Context {
+        let parting = match &place {
+            Place::Solo => None,
+            Place::Group(group) => Some(group.endpoint().registration().parting()),
+        };
         Context(Arc::new(Inner {
             name,
             timeout,
@@ -136,6 +143,7 @@ impl Context {
             failure: OnceLock::new(),
             max_blocks: AtomicU32::new(0),
             cuda: Cuda::default(),
+            _parting: parting,
             _store: store,
         }))
     }

@@ -10,6 +10,7 @@ mod port;
 mod questions;
 mod roster;
 mod unattended;
+mod visitor;
 mod waiting;
 
 use std::collections::HashMap;
@@ -21,6 +22,7 @@ use attendant::Attendant;
 use questions::Questions;
 use roster::Roster;
 use unattended::{Unattended, Watch};
+pub use visitor::Visitor;
 pub use waiting::Look;
 use waiting::Sleepers;
 

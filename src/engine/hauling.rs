@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use super::endpoint::{Endpoint, lock};
+use super::endpoint::{Endpoint, Visitor, lock};
 use super::joint::{Finish, Joint};
 use super::lane::{Hauled, Lane};
 use crate::sys;
@@ -140,7 +140,7 @@ impl Hauling {
 fn begin(helpers: usize, endpoint: &Weak<Endpoint>) -> Vec<Arc<Hauler>> {
     let mut haulers = vec![Arc::<Hauler>::default()];
     for _ in 0..helpers {
-        let (hauler, endpoint) = (Arc::<Hauler>::default(), endpoint.clone());
+        let (hauler, endpoint) = (Arc::<Hauler>::default(), Visitor::of(endpoint));
         let helper = hauler.clone();
         if let Err(cause) = sys::process::spawn("unisono-helper", move || helper.help(&endpoint)) {
             log::warn!("no more than {} threads for long messages: {cause}", haulers.len());
@@ -260,14 +260,14 @@ impl Hauler {
     }
 
     /// What a helper does. It keeps the endpoint only while it tells it something.
-    fn help(&self, endpoint: &Weak<Endpoint>) {
+    fn help(&self, endpoint: &Visitor) {
         let (mut last, mut spin) = (Instant::now(), GLANCE);
         while !self.closing.load(Ordering::Relaxed) {
-            if self.haul(|| endpoint.upgrade()) | self.help_out() {
+            if self.haul(|| endpoint.enter()) | self.help_out() {
                 (last, spin) = (Instant::now(), SPIN);
             } else if last.elapsed() < spin {
                 sys::process::yield_now();
-            } else if !endpoint.upgrade().is_some_and(|endpoint| self.give_back(&endpoint)) {
+            } else if !endpoint.enter().is_some_and(|endpoint| self.give_back(&endpoint)) {
                 self.park();
                 (last, spin) = (Instant::now(), GLANCE);
             }

@@ -4,23 +4,25 @@
 //! It alone owns the connections and their state, so there are no locks around them: everybody else queues commands
 //! (`reactor`) and hears back through [`Port`]. What happens on one endpoint's connections is in `endpoint`, who
 //! may come in in `accepting`, how links come to be in `opening` and `linking`, what is said on a connection in
-//! `connection` and `setup`.
+//! `connection` and `setup`, how its end is waited for in `parting`.
 
 mod accepting;
 mod connection;
 mod endpoint;
 mod linking;
 mod opening;
+mod parting;
 mod reactor;
 mod setup;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use self::endpoint::Endpoint;
+pub use self::parting::{Parting, Visit, Visits};
 use self::reactor::{Command, Service};
 use super::Link;
 use super::address::PeerAddress;
@@ -216,8 +218,6 @@ pub enum Attendance {
 pub struct Registration {
     shared: Arc<Shared>,
     service: &'static Service,
-    /// Whether it has been told to close.
-    closes: AtomicBool,
 }
 
 /// Rounds of the service thread in which a question that it has sent is read, answered, and the answer read, if it serves both
@@ -241,7 +241,7 @@ impl Registration {
         let endpoint = Endpoint::new(service.next_id(), identity, options, port)?;
         let shared = Arc::clone(endpoint.shared());
         service.add(endpoint);
-        Ok(Registration { shared, service, closes: AtomicBool::new(false) })
+        Ok(Registration { shared, service })
     }
 
     /// Where this endpoint is reached.
@@ -257,6 +257,16 @@ impl Registration {
     /// Its bell.
     pub fn bell(&self) -> &Arc<Bell> {
         &self.shared.bell
+    }
+
+    /// Threads of the library that hold what holds this, for a moment.
+    pub fn visits(&self) -> &Arc<Visits> {
+        &self.shared.visits
+    }
+
+    /// For a handle by which the program holds what holds this.
+    pub fn parting(&self) -> Parting {
+        Parting::new(Arc::clone(&self.shared), self.service)
     }
 
     /// Opens the link to `peer`. Answered by [`Port::link_opened`] or [`Port::link_refused`]; nothing happens when it
@@ -326,10 +336,12 @@ impl Registration {
     /// kernel may tell the peer as a reset, does not come before this rank's last words.
     pub fn close_before(&self, deadline: Deadline, streams: Box<dyn Send>) {
         let deadline = deadline.min(Deadline::after(DROP_TIMEOUT));
-        self.closes.store(true, Ordering::Relaxed);
+        let said = Deadline::after(DROP_TIMEOUT + SAY_TIMEOUT);
+        // Of several calls, the first counts.
+        let _ = self.shared.closes.set((deadline, said));
         self.send(Command::Close { endpoint: self.shared.id, deadline, streams });
         if self.service.is_mine() && !reactor::on_service_thread() {
-            self.shared.await_end(deadline, Deadline::after(DROP_TIMEOUT + SAY_TIMEOUT));
+            self.shared.await_end(deadline, said);
         }
     }
 
@@ -352,7 +364,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.service.generation() == fork::generation() && !self.closes.load(Ordering::Relaxed) {
+        if self.service.generation() == fork::generation() && self.shared.closes.get().is_none() {
             self.close(Deadline::after(DROP_TIMEOUT));
         }
     }
@@ -376,6 +388,11 @@ struct Shared {
     bell: Arc<Bell>,
     /// A kick is on its way: more of them add nothing.
     kicked: AtomicBool,
+    /// Once it has been told to close: until when that, and the goodbyes, are waited for.
+    closes: OnceLock<(Deadline, Deadline)>,
+    visits: Arc<Visits>,
+    /// How many [`Parting`]s there are.
+    handles: AtomicUsize,
     /// All goodbyes are with the kernel, as far as it takes them.
     said: Latch,
     closed: Latch,

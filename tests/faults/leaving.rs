@@ -1,7 +1,10 @@
-//! Processes that exit while they still have something to send.
+//! Processes that leave: while they still have something to send, or without handlers.
+
+use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::support::processes::{Job, Seat, report};
-use crate::support::{PATIENCE, TRANSPORTS, Verb, pattern, receive, send, tagged};
+use crate::support::{PATIENCE, TRANSPORTS, Verb, barrier, pattern, receive, send, sum, tagged};
 use unisono::collective::request::{Counts, Kind};
 use unisono::communicator::{Call, Context};
 use unisono::deadline::Deadline;
@@ -22,7 +25,7 @@ const SIZE: u32 = 7;
 
 pub(crate) fn announces_and_exits(seat: &Seat) {
     let context = Context::create(seat.options("")).expect("the ranks meet");
-    crate::support::barrier(&context);
+    barrier(&context);
     match seat.rank {
         0 => waits_for_who_has_left(&context),
         1 => {
@@ -31,7 +34,7 @@ pub(crate) fn announces_and_exits(seat: &Seat) {
             let start = |tag| verb.start_in(&context, &mut bytes, &tagged(tag)).expect("a send is started");
             let works = [ALONE, BESIDE].map(start);
             // Until they are under way.
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
             assert!(works.iter().all(|work| work.test().is_none()), "nobody has asked for them");
         }
         2 => send(&context, 0, &pattern(2, LONG), &tagged(BESIDE)).expect("a send"),
@@ -78,5 +81,76 @@ fn what_a_rank_announced_before_it_exited_is_as_good_as_withdrawn() {
         let ranks: Vec<u32> = (0..SIZE).collect();
         job.await_all(&ranks, "done");
         job.all_end_well(&ranks);
+    }
+}
+
+/// Ends this process without a handler, as children that Python's multiprocessing has forked do.
+fn end_at_once() -> ! {
+    // SAFETY: takes no pointers. What it leaves undone is the point.
+    unsafe { libc::_exit(0) }
+}
+
+/// The other rank waits for this one in vain, and hears that it has left in peace.
+fn hears_that_it_has_left(context: &Context, rank: u32) {
+    let error = receive(context, rank, &mut [0], &tagged(NEVER)).expect_err("it has left");
+    assert!(error.text().contains("has left"), "{error}");
+}
+
+/// Rank 0 sends what rank 1 has a callback for, late, so that a thread of the library calls it. Rank 1 leaves for that.
+fn calls_back(context: &Context) {
+    std::thread::sleep(Duration::from_millis(100));
+    send(context, 1, &[1], &tagged(LAST)).expect("a send");
+    hears_that_it_has_left(context, 1);
+    assert!(context.failure().is_none(), "{:?}", context.failure());
+    report("done");
+}
+
+/// Rank 1 destroys its context when it is called back: threads of the library may still be at what they tell it of.
+pub(crate) fn ends_beside_a_callback(seat: &Seat) {
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    barrier(&context);
+    if seat.rank == 0 {
+        return calls_back(&context);
+    }
+    let mut byte = [0];
+    let verb = Verb::new(Kind::Receive, 1).dtype(DataType::U8).root(0);
+    let work = verb.start_in(&context, &mut byte, &tagged(LAST)).expect("a receive is started");
+    let (tell, told) = mpsc::channel();
+    work.on_complete(Box::new(move |result| {
+        tell.send(result.is_ok()).expect("the rank waits");
+        std::thread::sleep(Duration::from_millis(100));
+    }));
+    assert!(told.recv_timeout(PATIENCE).expect("it is called back"));
+    drop((work, context));
+    end_at_once();
+}
+
+#[test]
+fn a_rank_that_has_destroyed_its_context_has_left_however_its_process_ends() {
+    for transports in TRANSPORTS {
+        let mut job = Job::start("end beside a callback", 2, transports);
+        job.await_all(&[0], "done");
+        job.all_end_well(&[0, 1]);
+    }
+}
+
+/// All are done at about the same time: each hears of others that leave while it leaves itself.
+pub(crate) fn end_together(seat: &Seat) {
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    sum(&context, &mut vec![1.0; 1000]);
+    barrier(&context);
+    report("done");
+    drop(context);
+    end_at_once();
+}
+
+#[test]
+fn ranks_that_leave_at_the_same_time_leave_in_peace() {
+    for transports in TRANSPORTS {
+        for _ in 0..5 {
+            let mut job = Job::start("end together", 3, transports);
+            job.await_all(&[0, 1, 2], "done");
+            job.all_end_well(&[0, 1, 2]);
+        }
     }
 }

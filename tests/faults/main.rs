@@ -28,6 +28,8 @@ fn rank() {
         ("exit early", deaths::exit_early),
         ("exit", deaths::exit_while_needed),
         ("announce and exit", leaving::announces_and_exits),
+        ("end beside a callback", leaving::ends_beside_a_callback),
+        ("end together", leaving::end_together),
         ("die in the meeting", meetings::die),
         ("never come", meetings::never_come),
         ("come last and fail", meetings::come_last_and_fail),

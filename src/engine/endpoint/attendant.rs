@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::unattended::Leave;
 use super::waiting::Counted;
-use super::{Endpoint, lock};
+use super::{Endpoint, Visitor, lock};
 use crate::deadline::Deadline;
 use crate::sys;
 
@@ -90,7 +90,7 @@ impl Attendant {
         let mut state = lock(&self.shared.state);
         state.looked_at = Some(Instant::now());
         if !state.begun {
-            let (shared, endpoint) = (self.shared.clone(), endpoint.clone());
+            let (shared, endpoint) = (self.shared.clone(), Visitor::of(endpoint));
             match sys::process::spawn("unisono-gpu", move || shared.attend(&endpoint)) {
                 Ok(_) => state.begun = true,
                 Err(cause) => {
@@ -128,11 +128,11 @@ impl Drop for Attendant {
 
 impl Shared {
     /// What the thread does. It keeps the endpoint only while it works for it.
-    fn attend(&self, endpoint: &Weak<Endpoint>) {
+    fn attend(&self, endpoint: &Visitor) {
         sys::process::sleep_on_time();
         let (mut leave, mut looked_at, mut looks) = (Leave::default(), Instant::now(), true);
         loop {
-            let Some(this) = endpoint.upgrade() else { return };
+            let Some(this) = endpoint.enter() else { return };
             let next = this.attend_devices(&mut leave);
             if !looks || looked_at.elapsed() >= LOOK {
                 looks = this.look_at_streams();

@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -141,6 +141,9 @@ impl Endpoint {
                 segment,
                 bell,
                 kicked: AtomicBool::default(),
+                closes: OnceLock::new(),
+                visits: Arc::default(),
+                handles: AtomicUsize::new(0),
                 said: Latch::default(),
                 closed: Latch::default(),
                 has_left: AtomicBool::default(),
@@ -352,6 +355,7 @@ impl Endpoint {
 
     /// Calls the port if it still exists. A panic of it ends here: other endpoints need the thread.
     pub(super) fn tell<T>(&self, call: impl FnOnce(&dyn Port) -> T) -> Option<T> {
+        let _visit = self.shared.visits.enter();
         let port = self.port.upgrade()?;
         let answer = catch_unwind(AssertUnwindSafe(|| call(&*port)));
         if answer.is_err() {

@@ -225,6 +225,62 @@ fn two_ranks_talk_over_either_transport_and_part_in_peace() {
     }
 }
 
+/// Holds its registration, as an engine's endpoint does, and holds the service thread up when it hears something.
+struct Owner {
+    registration: OnceLock<Registration>,
+    link: Mutex<Option<Link>>,
+    held: Mutex<(Sender<()>, Receiver<()>)>,
+}
+
+impl Port for Owner {
+    fn link_opened(&self, _peer: u32, link: Link) {
+        *self.link.lock().unwrap() = Some(link);
+    }
+    fn link_refused(&self, _peer: u32, _why: Error) {}
+    fn peer_left(&self, _peer: u32) {}
+    fn peer_lost(&self, _peer: u32, _why: Error) {}
+    fn control(&self, _peer: u32, _message: &[u8]) {
+        let held = self.held.lock().unwrap();
+        held.0.send(()).unwrap();
+        let _ = held.1.recv();
+    }
+    fn attend(&self) -> Attendance {
+        Attendance::Idle
+    }
+}
+
+#[test]
+fn the_goodbyes_are_said_though_the_service_thread_is_the_last_to_hold_an_endpoint() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        let ((here, is_here), (go_on, goes_on)) = (channel(), channel());
+        let (registration, link) = (OnceLock::new(), Mutex::default());
+        let owner = Arc::new(Owner { registration, link, held: Mutex::new((here, goes_on)) });
+        let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 7 };
+        let port = Arc::downgrade(&owner) as Weak<dyn Port>;
+        let registration =
+            owner.registration.get_or_init(|| Registration::new(identity, over(kind), port).unwrap());
+        let shared = Arc::clone(&registration.shared);
+        let [first, last] = [(); 2].map(|()| registration.parting());
+        let other = Node::new(1, 2, 1, over(kind));
+        other.open(registration.address());
+        let _link = other.link(0);
+        other.registration.send_control(0, b"hold");
+        is_here.recv().unwrap();
+        drop(owner);
+        // Not the last handle: this does not wait.
+        drop(first);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                drop(go_on);
+            });
+            drop(last);
+            assert!(*shared.said.set.lock().unwrap());
+        });
+        assert!(matches!(other.next(), Told::Left(0)));
+    }
+}
+
 #[test]
 fn what_the_control_connection_says_goes_before_a_doubt() {
     let [a, b] = pair(over(LinkKind::Tcp));
