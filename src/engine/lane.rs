@@ -598,6 +598,14 @@ impl Lane {
         !self.closed && self.ended.is_none()
     }
 
+    /// Writes nothing more, and lets the peer know. Not if words still wait for room.
+    pub fn finish(&mut self) {
+        if self.outgoing.is_empty() && !self.takes_nothing {
+            self.takes_nothing = true;
+            self.stream.finish();
+        }
+    }
+
     /// Reads nothing more.
     pub fn shut(&mut self) {
         self.closed = true;

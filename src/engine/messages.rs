@@ -284,7 +284,6 @@ impl Messages {
     }
 
     /// Operations that messages are under way for.
-    #[cfg(test)]
     pub fn operations(&self) -> usize {
         self.mailboxes.len() - self.free.len()
     }

@@ -31,6 +31,9 @@ pub trait Stream: Send {
     /// and when room comes after a write that did not fit.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Nothing will be written any more. The peer finds the end behind what was, where it would wait for that of the process.
+    fn finish(&mut self) {}
+
     /// The connection itself, for whoever moves its bytes in another way. `None`: it is none.
     fn into_socket(self: Box<Self>) -> Option<Unshared<Socket>> {
         None

@@ -197,6 +197,8 @@ pub trait Port: Send + Sync {
     fn has_last_words(&self) -> bool {
         false
     }
+    /// The goodbyes are said, and taken if peers take them. Data streams on which nothing more is to be said may end.
+    fn end_streams(&self) {}
 }
 
 /// When an endpoint wants [`Port::attend`] next. A [`Registration::kick`] has it called in any case, but for `Leave`.

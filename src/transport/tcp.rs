@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{self, IoSlice, Read};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -52,6 +52,11 @@ impl Stream for TcpLane {
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
+    }
+
+    fn finish(&mut self) {
+        // Of one that has ended already nobody waits for the end.
+        let _ = self.socket.shutdown(Shutdown::Write);
     }
 
     fn into_socket(self: Box<Self>) -> Option<Unshared<Socket>> {
@@ -151,6 +156,21 @@ mod tests {
         assert!(near.socket.tcp_keepalive_time().unwrap() < far.socket.tcp_keepalive_time().unwrap());
         assert_eq!(near.socket.tcp_user_timeout().unwrap(), Some(SILENCE));
         assert_eq!(far.socket.tcp_user_timeout().unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_finished_ends_behind_what_was_written_and_reads_on() {
+        let (mut near, mut far) = pair();
+        near.write(&[IoSlice::new(b"last")]).unwrap();
+        near.finish();
+        far.socket.set_nonblocking(false).unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(far.read(&mut bytes).unwrap(), 4);
+        assert_eq!(far.read(&mut bytes).unwrap(), 0);
+        far.write(&[IoSlice::new(b"more")]).unwrap();
+        near.socket.set_nonblocking(false).unwrap();
+        assert_eq!(near.read(&mut bytes).unwrap(), 4);
+        assert!(near.write(&[IoSlice::new(b"x")]).is_err(), "and raises no signal");
     }
 
     #[test]

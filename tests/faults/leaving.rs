@@ -1,7 +1,7 @@
-//! Processes that leave: while they still have something to send, or without handlers.
+//! Processes that leave: while they still have something to send, without handlers, or with long ones.
 
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::processes::{Job, Seat, report};
 use crate::support::{PATIENCE, TRANSPORTS, Verb, barrier, pattern, receive, send, sum, tagged};
@@ -152,5 +152,38 @@ fn ranks_that_leave_at_the_same_time_leave_in_peace() {
             job.await_all(&[0, 1, 2], "done");
             job.all_end_well(&[0, 1, 2]);
         }
+    }
+}
+
+/// How long a handler of rank 1's takes that runs behind the goodbye.
+const HANDLER: Duration = Duration::from_secs(5);
+
+extern "C" fn takes_long() {
+    std::thread::sleep(HANDLER);
+}
+
+pub(crate) fn exits_slowly(seat: &Seat) {
+    if seat.rank == 1 {
+        // SAFETY: a plain function. Given before the first context is made, it runs after the library's.
+        assert_eq!(unsafe { libc::atexit(takes_long) }, 0);
+    }
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    sum(&context, &mut vec![1.0; 1000]);
+    barrier(&context);
+    if seat.rank == 1 {
+        std::process::exit(0);
+    }
+    let begun = Instant::now();
+    hears_that_it_has_left(&context, 1);
+    assert!(begun.elapsed() < HANDLER / 2, "heard after {:?}", begun.elapsed());
+    report("done");
+}
+
+#[test]
+fn a_rank_that_exits_is_not_waited_for_until_its_process_has_ended() {
+    for transports in TRANSPORTS {
+        let mut job = Job::start("exit slowly", 2, transports);
+        job.await_all(&[0], "done");
+        job.all_end_well(&[0, 1]);
     }
 }

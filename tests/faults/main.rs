@@ -30,6 +30,7 @@ fn rank() {
         ("announce and exit", leaving::announces_and_exits),
         ("end beside a callback", leaving::ends_beside_a_callback),
         ("end together", leaving::end_together),
+        ("exit slowly", leaving::exits_slowly),
         ("die in the meeting", meetings::die),
         ("never come", meetings::never_come),
         ("come last and fail", meetings::come_last_and_fail),

@@ -90,6 +90,15 @@ impl Port for Endpoint {
         messages.flush_all();
         messages.owes()
     }
+
+    fn end_streams(&self) {
+        // What is under way has some time yet, to move what it had begun: then they end with the process.
+        if !self.unattended.any()
+            && let Ok(mut messages) = self.messages.try_lock()
+        {
+            messages.finish();
+        }
+    }
 }
 
 impl Endpoint {

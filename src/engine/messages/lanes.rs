@@ -206,6 +206,18 @@ impl Messages {
         (0..self.open.len()).for_each(|index| _ = self.flush(self.open[index]));
     }
 
+    /// This rank has left. Unless an operation is under way, nothing more goes out: the others need not wait for the end of the process.
+    pub fn finish(&mut self) {
+        if self.operations() > 0 {
+            return;
+        }
+        for lane in self.peers.iter().flat_map(|peer| &peer.lanes) {
+            if let Some(mut lane) = lane.try_lock() {
+                lane.finish();
+            }
+        }
+    }
+
     pub(super) fn control(&mut self, peer: u32, frame: &Frame) {
         if let Some(lane) = self.peers[peer as usize].lanes.first() {
             lane.lock().push_bare(frame);

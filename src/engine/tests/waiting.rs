@@ -189,6 +189,29 @@ fn a_last_word_goes_out_before_the_goodbyes_of_a_process_that_ends() {
     });
 }
 
+/// As in a process that ends, has destroyed nothing, and still has other things to do.
+#[test]
+fn streams_end_behind_the_goodbyes_unless_an_operation_is_under_way() {
+    for is_under_way in [false, true] {
+        let [leaving, other] = linked_pair(false);
+        let mut bytes = [[0]; 2];
+        let [here, there] = &mut bytes;
+        let under_way = is_under_way.then(|| receive(&leaving, 1, here));
+        let waiting = receive(&other, 2, there);
+        leaving.endpoint().registration().close(Deadline::after(LOST));
+        let time = if is_under_way { Duration::from_millis(300) } else { LOST };
+        let ended = waiting.wait(Deadline::after(time));
+        assert_eq!(ended.is_none(), is_under_way, "{ended:?}");
+        if let Some(ended) = ended {
+            let error = ended.expect_err("nothing was sent");
+            assert!(error.text().contains("has left"), "{error}");
+        }
+        for running in under_way.iter().chain([&waiting]) {
+            running.cancel();
+        }
+    }
+}
+
 #[test]
 fn what_nobody_waits_for_leaves_the_service_asleep() {
     let [group, _other] = pair(true);

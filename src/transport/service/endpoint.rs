@@ -339,8 +339,9 @@ impl Endpoint {
         self.shared.said.set();
     }
 
-    /// It is over: the data streams of its links end.
-    pub(super) fn drop_streams(&mut self) {
+    /// It is over: the data streams of its links end. In a process that ends the engine has them still.
+    pub(super) fn end_streams(&mut self) {
+        self.tell(|port| port.end_streams());
         self.streams.clear();
     }
 

@@ -321,7 +321,7 @@ impl Reactor {
                 let over = endpoint.is_over();
                 if over {
                     service.live.lock().unwrap_or_else(PoisonError::into_inner).retain(|it| it.id != id);
-                    endpoint.drop_streams();
+                    endpoint.end_streams();
                     endpoint.shared().closed.set();
                 }
                 !over
