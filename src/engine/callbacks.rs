@@ -1,6 +1,7 @@
 //! Completion callbacks. They are the program's code, and may start operations: so they are not called within each other, nor where
-//! this thread holds what those need, but by a thread of the library then. Driver threads must not call them either, since they may
-//! make no CUDA calls.
+//! this thread holds what those need, but by a thread of the library then. Nor on the service thread: one that takes long would keep
+//! everything from the process, and one that exits would keep the goodbyes from being said. Driver threads must not call them
+//! either, since they may make no CUDA calls.
 
 #![forbid(unsafe_code)]
 
@@ -15,9 +16,10 @@ use super::operation::Completion;
 use crate::error::Result;
 use crate::sys::global::Global;
 use crate::sys::{fork, process};
+use crate::transport::service::on_service_thread;
 
-/// What is called when an operation has ended. It must not wait for another operation: it may run on the service
-/// thread, through which answers come, or in a thread that others rely on to be woken. It may start operations.
+/// What is called when an operation has ended. It must not wait for another operation: it may run in a thread that others rely on
+/// to be woken, and where the library has no thread for it on the service thread, through which answers come. It may start operations.
 pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
 
 /// Whether an operation has ended, and how.
@@ -35,13 +37,18 @@ pub fn is_calling_back() -> bool {
 
 /// Calls a callback: in this thread, unless they are held back here.
 pub fn call_back(callback: Callback, result: Result<Completion>) {
-    call_back_here(HELD_BACK.get() == 0, callback, result);
+    call_back_here(may_call(), callback, result);
 }
 
 /// As [`call_back`], for one that is asked for after the end. That may be within another callback, which may itself have been asked
 /// for so: they would be within each other without end.
 pub fn call_back_late(callback: Callback, result: Result<Completion>) {
-    call_back_here(HELD_BACK.get() == 0 && !is_calling_back(), callback, result);
+    call_back_here(may_call() && !is_calling_back(), callback, result);
+}
+
+/// Whether this thread may call any.
+fn may_call() -> bool {
+    HELD_BACK.get() == 0 && !on_service_thread()
 }
 
 fn call_back_here(here: bool, callback: Callback, result: Result<Completion>) {

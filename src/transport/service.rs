@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use self::endpoint::Endpoint;
 pub use self::parting::{Parting, Visit, Visits};
+pub use self::reactor::on_service_thread;
 use self::reactor::{Command, Service};
 use super::Link;
 use super::address::PeerAddress;
@@ -342,7 +343,7 @@ impl Registration {
         // Of several calls, the first counts.
         let _ = self.shared.closes.set((deadline, said));
         self.send(Command::Close { endpoint: self.shared.id, deadline, streams });
-        if self.service.is_mine() && !reactor::on_service_thread() {
+        if self.service.is_mine() && !on_service_thread() {
             self.shared.await_end(deadline, said);
         }
     }

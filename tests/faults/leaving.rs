@@ -134,6 +134,30 @@ fn a_rank_that_has_destroyed_its_context_has_left_however_its_process_ends() {
     }
 }
 
+/// Rank 1 exits within a callback.
+pub(crate) fn exits_in_a_callback(seat: &Seat) {
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    barrier(&context);
+    if seat.rank == 0 {
+        return calls_back(&context);
+    }
+    let mut byte = [0];
+    let verb = Verb::new(Kind::Receive, 1).dtype(DataType::U8).root(0);
+    let work = verb.start_in(&context, &mut byte, &tagged(LAST)).expect("a receive is started");
+    work.on_complete(Box::new(|_| std::process::exit(0)));
+    std::thread::sleep(PATIENCE);
+    report("panic: it is not called back");
+}
+
+#[test]
+fn a_rank_that_exits_in_a_callback_has_left() {
+    for transports in TRANSPORTS {
+        let mut job = Job::start("exit in a callback", 2, transports);
+        job.await_all(&[0], "done");
+        job.all_end_well(&[0, 1]);
+    }
+}
+
 /// All are done at about the same time: each hears of others that leave while it leaves itself.
 pub(crate) fn end_together(seat: &Seat) {
     let context = Context::create(seat.options("")).expect("the ranks meet");

@@ -29,6 +29,7 @@ fn rank() {
         ("exit", deaths::exit_while_needed),
         ("announce and exit", leaving::announces_and_exits),
         ("end beside a callback", leaving::ends_beside_a_callback),
+        ("exit in a callback", leaving::exits_in_a_callback),
         ("end together", leaving::end_together),
         ("exit slowly", leaving::exits_slowly),
         ("die in the meeting", meetings::die),

@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// Whether this is the service thread: it must not wait for itself.
-pub(super) fn on_service_thread() -> bool {
+pub fn on_service_thread() -> bool {
     ON_SERVICE_THREAD.get()
 }
 
