@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::cuda::Cuda;
+use super::limits::Limits;
 use super::meeting::{self, Found};
 use super::plans::{Plans, Seat};
 use super::{Call, Options, Recall, Rendezvous, sparse};
@@ -79,7 +80,8 @@ impl Context {
 
     fn meet(options: Options, label: Option<String>, recall: Option<&Recall>) -> Result<Context> {
         let timeout = options.timeout;
-        let deadline = Deadline::after(timeout);
+        let limits = Limits::begin(timeout);
+        let deadline = limits.come;
         let name = if options.name.is_empty() { "default".to_string() } else { options.name.clone() };
         let label = label.unwrap_or_else(|| name.clone());
         let recalled = recall.map(|recall| move || recall.is_recalled());
@@ -124,7 +126,7 @@ impl Context {
         if let Some(recall) = recall {
             recall.enter(&context);
         }
-        context.settled()
+        context.settled(limits.have_come())
     }
 
     fn new(name: String, timeout: Duration, place: Place, store: Option<Arc<dyn Store>>) -> Context {
@@ -230,6 +232,7 @@ impl Context {
     /// The first half of [`Context::split`]: what all ranks of this group do, in the same order if they split it several
     /// times. The members of the child have yet to meet.
     pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
+        let limits = Limits::begin(self.timeout());
         let child =
             |color: u32, ranks| self.child(&format!("/{color}"), format!("{}/{color}", self.name()), ranks);
         let Place::Group(group) = &self.0.place else {
@@ -237,7 +240,7 @@ impl Context {
         };
         // Colour (with one bit for "none") and key of each rank.
         let mine = [color.map_or(u64::MAX, u64::from), key as u64];
-        let all = self.exchange(group, mine)?;
+        let all = self.exchange(group, mine, limits.come)?;
         let Some(color) = color else { return Ok(None) };
         let mut ranks: Vec<(i64, u32)> = all
             .iter()
@@ -247,7 +250,7 @@ impl Context {
             .collect();
         ranks.sort_unstable();
         let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
-        Ok(Some(Child { doubted: true, ..child(color, ranks) }))
+        Ok(Some(Child { doubted: true, limits: limits.have_come(), ..child(color, ranks) }))
     }
 
     /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
@@ -302,15 +305,18 @@ impl Context {
             label,
             ranks,
             count: *count,
+            limits: Limits::begin(self.timeout()),
             tied: true,
             doubted: false,
         }
     }
 
     /// Sets up what the members of a new group have to set up together.
-    fn settled(self) -> Result<Context> {
+    fn settled(self, limits: Limits) -> Result<Context> {
         if let Place::Group(group) = &self.0.place {
-            group.share_memory(|mine| self.exchange(group, mine))?;
+            let exchange = |mine, until| self.exchange(group, mine, until);
+            let shared = group.share_memory(limits.come, limits.settled, exchange);
+            shared.map_err(|error| limits.tell(self.name(), error))?;
         }
         Ok(self)
     }
@@ -359,7 +365,7 @@ impl Context {
     }
 
     /// Two words from every rank, in rank order.
-    fn exchange(&self, group: &Arc<Group>, mine: [u64; 2]) -> Result<Vec<[u64; 2]>> {
+    fn exchange(&self, group: &Arc<Group>, mine: [u64; 2], until: Deadline) -> Result<Vec<[u64; 2]>> {
         let mut all = vec![[0u64; 2]; group.size() as usize];
         let request = Request {
             kind: Kind::Allgather,
@@ -371,7 +377,8 @@ impl Context {
             root: 0,
         };
         let (signature, plan) = self.internal_plan(group, &request)?;
-        group.run(Class::Internal, 0, signature, None, |turn| {
+        let left = until.remaining().unwrap_or(Duration::MAX);
+        group.run(Class::Internal, 0, signature, Some(left), |turn| {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
             unsafe { Run::new(group, turn, plan, request.input, request.output) }
         })?;
@@ -395,6 +402,8 @@ pub struct Child {
     ranks: Vec<u32>,
     /// How many of the same name and members there have been, with this one.
     count: u32,
+    /// Since it was begun.
+    limits: Limits,
     /// Whether it is not made if the parent fails.
     tied: bool,
     /// Whether others may not know that they are members: the parent may have failed before they were told.
@@ -407,7 +416,8 @@ impl Child {
         Child { label, ..self }
     }
 
-    /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`].
+    /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`], which has what the first has left of the
+    /// deadline.
     pub fn meet(self) -> Result<Context> {
         self.meet_unless(&Recall::default())
     }
@@ -415,7 +425,7 @@ impl Child {
     /// [`Child::meet`], unless `recall` calls it off.
     pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
-        let Child { parent, label, tied, doubted, .. } = self;
+        let Child { parent, label, tied, doubted, limits, .. } = self;
         let timeout = parent.timeout();
         let (Place::Group(over), Some(group)) = (&parent.0.place, group) else {
             return Ok(Context::new(label, timeout, Place::Solo, None));
@@ -424,11 +434,13 @@ impl Child {
         let child = Context::new(label, timeout, Place::Group(group), parent.0._store.clone());
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
-        let child = child.settled()?;
+        let child = child.settled(limits)?;
         if let (true, Place::Group(group)) = (doubted, child.place())
             && group.direct().is_none()
         {
-            child.exchange(group, [0, 0]).inspect_err(|error| group.fail_here(error))?;
+            let met = child.exchange(group, [0, 0], limits.settled);
+            met.inspect_err(|error| group.fail_here(error))
+                .map_err(|error| limits.tell(child.name(), error))?;
         }
         Ok(child)
     }
@@ -479,21 +491,22 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    fn pair() -> [Context; 2] {
+    fn options(rank: u32, store: &Arc<dyn Store>, timeout: Duration) -> Options {
+        Options {
+            rank,
+            size: 2,
+            rendezvous: Rendezvous::Store(store.clone()),
+            name: String::new(),
+            timeout,
+            interface: Some("127.0.0.1".into()),
+            transports: Some("shm".into()),
+            host: None,
+        }
+    }
+
+    fn pair(timeout: Duration) -> [Context; 2] {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let join = |rank| {
-            let options = Options {
-                rank,
-                size: 2,
-                rendezvous: Rendezvous::Store(store.clone()),
-                name: String::new(),
-                timeout: PATIENCE,
-                interface: Some("127.0.0.1".into()),
-                transports: Some("shm".into()),
-                host: None,
-            };
-            Context::create(options).expect("the ranks meet")
-        };
+        let join = |rank| Context::create(options(rank, &store, timeout)).expect("the ranks meet");
         std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
             ranks.map(|rank| rank.join().expect("a rank"))
@@ -528,6 +541,76 @@ mod tests {
         }
     }
 
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    const LATE: Duration = Duration::from_millis(3500);
+
+    /// Rank 0 makes a group with rank 1, which comes late and does not go on: that has the timeout together.
+    fn times_out(name: &str, make: impl FnOnce() -> Result<Context> + Send, come: impl FnOnce() -> Held) {
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let makes = scope.spawn(make);
+            std::thread::sleep(LATE);
+            let _stays = come();
+            let error = makes.join().expect("no panic").err().expect("rank 1 does not go on");
+            let after = began.elapsed();
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            for part in
+                [&format!("'{name}' is not there "), "from rank 1 (host ", "rank 1, or raise timeout_ms"]
+            {
+                assert!(error.text().contains(part), "no '{part}' in: {error}");
+            }
+            assert!((TIMEOUT..LATE + TIMEOUT - TIMEOUT / 8).contains(&after), "{after:?}: {error}");
+        });
+    }
+
+    /// Holds what rank 1 has come with.
+    struct Held(#[expect(dead_code, reason = "held")] Box<dyn std::any::Any>);
+
+    #[test]
+    fn all_steps_of_a_creation_have_one_timeout() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        times_out(
+            "default",
+            || Context::create(options(0, &store, TIMEOUT)),
+            || {
+                let own = options(1, &store, TIMEOUT);
+                let (size, name, secret, recalled) = (2, "default", None, None);
+                let options = meeting::on_interface(meeting::link_options(&own).expect("options"), &own);
+                let deadline = Deadline::after(PATIENCE);
+                let store = &*store;
+                let meeting = Meeting { rank: 1, size, name, store, secret, options, deadline, recalled };
+                Held(Box::new(bootstrap::meet(meeting).expect("the ranks meet")))
+            },
+        );
+    }
+
+    #[test]
+    fn all_steps_of_a_split_have_one_timeout() {
+        let [first, second] = pair(TIMEOUT);
+        times_out(
+            "default/0",
+            || first.split(Some(0), 0).map(|child| child.expect("a colour")),
+            || Held(Box::new(second.begin_split(Some(0), 0).expect("the ranks split"))),
+        );
+    }
+
+    #[test]
+    fn all_steps_of_a_duplicate_have_one_timeout() {
+        let [first, second] = pair(TIMEOUT);
+        times_out(
+            "default+",
+            || first.duplicate(),
+            || {
+                let child = second.child("+", "default+".into(), vec![0, 1]);
+                let group = child.group().expect("two ranks");
+                let context = Context::new(child.label, PATIENCE, Place::Group(group.clone()), None);
+                // As if this rank had a board, and its turn in the next step.
+                context.exchange(&group, [0, 0], Deadline::after(PATIENCE)).expect("the other has come");
+                Held(Box::new((context, group)))
+            },
+        );
+    }
+
     /// One has come to make a child when the other aborts, and is refused its own part in that.
     #[test]
     fn who_is_refused_a_child_of_a_group_that_has_failed_keeps_nobody_waiting_for_it() {
@@ -535,7 +618,7 @@ mod tests {
         let deeds: [(&str, Deed); 2] =
             [("pair", |context| context.group("pair", &[0, 1])), ("+", Context::duplicate)];
         for (name, deed) in deeds {
-            let [first, second] = pair();
+            let [first, second] = pair(PATIENCE);
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| deed(&second));
                 while lock(&second.0.children).is_empty() {

@@ -10,6 +10,7 @@ mod cuda;
 pub mod device;
 mod finishing;
 mod hosts;
+mod limits;
 #[cfg(test)]
 mod medley;
 mod meeting;
@@ -63,7 +64,8 @@ pub struct Options {
     pub rendezvous: Rendezvous,
     /// Named in errors and logs; "default" if empty.
     pub name: String,
-    /// The deadline of creation and of every operation that names none.
+    /// The deadline of creation and of every operation that names none. All steps of a creation have it together; once all ranks have
+    /// come, they have a second more for what they set up. So has the making of a child.
     pub timeout: Duration,
     /// Name, address or CIDR of the interface for TCP; `None`: UNISONO_INTERFACE, else chosen.
     pub interface: Option<String>,

@@ -243,13 +243,16 @@ impl Endpoint {
                 None => fail!(PeerFailed, "{} has left", self.describe(peer)),
             },
             None => {
-                let messages = self.messages();
-                let missing = peers.iter().copied().find(|&peer| !messages.linked(peer));
-                drop(messages);
-                let missing = missing.map_or_else(String::new, |peer| self.describe(peer));
+                let missing = self.unlinked(peers).map_or_else(String::new, |peer| self.describe(peer));
                 fail!(Timeout, "no link to {missing} in time; look at it, or raise timeout_ms")
             }
         }
+    }
+
+    /// The first of `peers` that there is no link to.
+    pub fn unlinked(&self, peers: &[u32]) -> Option<u32> {
+        let messages = self.messages();
+        peers.iter().copied().find(|&peer| !messages.linked(peer))
     }
 
     /// Finds out what processors there are for each rank, once all addresses are known: whether waiters make way, and how many

@@ -584,12 +584,23 @@ impl Group {
     }
 
     /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from
-    /// every member; every member calls this at the same point. A failure is everybody's: the others may wait for this rank.
-    pub fn share_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<()> {
-        self.find_memory(exchange).inspect_err(|error| self.fail_here(error))
+    /// every member by a deadline; every member calls this at the same point, to which they `come` by the first deadline, and the rest
+    /// is done by the second. A failure is everybody's: the others may wait for this rank.
+    pub fn share_memory(
+        &self,
+        come: Deadline,
+        settled: Deadline,
+        exchange: impl Fn([u64; 2], Deadline) -> Result<Vec<[u64; 2]>>,
+    ) -> Result<()> {
+        self.find_memory(come, settled, exchange).inspect_err(|error| self.fail_here(error))
     }
 
-    fn find_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<()> {
+    fn find_memory(
+        &self,
+        come: Deadline,
+        settled: Deadline,
+        exchange: impl Fn([u64; 2], Deadline) -> Result<Vec<[u64; 2]>>,
+    ) -> Result<()> {
         let local = self.members.iter().all(|&peer| self.endpoint.is_local(peer));
         if !local || self.members.len() < 2 || self.members.len() > MAX_MEMBERS {
             return Ok(());
@@ -598,13 +609,13 @@ impl Group {
         let segment = self.endpoint.registration().segment();
         let board = if self.endpoint.shares_memory() { segment.allocate(BOARD_BYTES, 4096) } else { None };
         let offset = board.as_ref().map_or(u64::MAX, |board| board.offset() as u64);
-        let offsets: Vec<u64> = exchange([offset, 0])?.into_iter().map(|[offset, _]| offset).collect();
+        let offsets: Vec<u64> = exchange([offset, 0], come)?.into_iter().map(|[offset, _]| offset).collect();
         if offsets.contains(&u64::MAX) {
             return Ok(());
         }
         // PROOF: this rank's offset is among them, so it has a board.
         let Some(mut board) = board else { return Ok(()) };
-        let (peers, pulls) = match self.reach_memory(exchange) {
+        let (peers, pulls) = match self.reach_memory(settled, |mine| exchange(mine, settled)) {
             Ok(Some(reached)) => reached,
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -620,11 +631,26 @@ impl Group {
         Ok(())
     }
 
+    /// [`Endpoint::open_links`]; a member that does not link is told by its rank here, too.
+    pub(super) fn open_links(&self, peers: &[u32], deadline: Deadline) -> Result<()> {
+        self.endpoint.open_links(peers, deadline).map_err(|error| match error.status() {
+            Status::Timeout => {
+                let missing = self.endpoint.unlinked(peers);
+                missing.map_or(error.clone(), |peer| self.lost(peer, error))
+            }
+            _ => error,
+        })
+    }
+
     /// The members' memory, if all can reach each other's.
-    fn reach_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<Option<Reached>> {
+    fn reach_memory(
+        &self,
+        deadline: Deadline,
+        exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>,
+    ) -> Result<Option<Reached>> {
         let others: Vec<u32> =
             self.members.iter().copied().filter(|&peer| peer != self.endpoint.rank()).collect();
-        self.endpoint.open_links(&others, Deadline::after(self.timeout))?;
+        self.open_links(&others, deadline)?;
         let peers: Vec<Option<Arc<PeerMemory>>> = {
             let messages = self.endpoint.messages();
             self.members.iter().map(|&peer| messages.memory(peer).cloned()).collect()

@@ -211,13 +211,14 @@ fn direct_pair() -> [Arc<Group>; 2] {
         for group in &groups {
             let (both, words) = (&both, &words);
             scope.spawn(move || {
-                let exchange = |mine| {
+                let exchange = |mine, _| {
                     both.wait();
                     words.lock().expect("no panic")[group.rank() as usize] = mine;
                     both.wait();
                     Ok(words.lock().expect("no panic").to_vec())
                 };
-                group.share_memory(exchange).expect("the ranks share memory");
+                let soon = Deadline::after(Duration::from_secs(20));
+                group.share_memory(soon, soon, exchange).expect("the ranks share memory");
             });
         }
     });
@@ -231,7 +232,7 @@ fn a_board_that_others_know_is_not_handed_out_again() {
     for misplaced in [false, true] {
         let [group, other] = pair(true);
         let told = std::cell::Cell::new(None);
-        let exchange = |mine: [u64; 2]| match told.get() {
+        let exchange = |mine: [u64; 2], _| match told.get() {
             None => {
                 told.set(Some(mine[0]));
                 Ok(vec![mine, [if misplaced { mine[0] + 8 } else { mine[0] }, 0]])
@@ -239,7 +240,8 @@ fn a_board_that_others_know_is_not_handed_out_again() {
             Some(_) if misplaced => Ok(vec![mine, [1, 1]]),
             Some(_) => Err(Error::new(Status::PeerFailed, "rank 1 is gone")),
         };
-        let error = group.share_memory(exchange).expect_err("it cannot");
+        let soon = Deadline::after(Duration::from_secs(20));
+        let error = group.share_memory(soon, soon, exchange).expect_err("it cannot");
         assert_eq!(error.status(), if misplaced { Status::Internal } else { Status::PeerFailed }, "{error}");
         let next =
             group.endpoint().registration().segment().allocate(BOARD_BYTES, 4096).expect("there is room");

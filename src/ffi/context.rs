@@ -77,7 +77,8 @@ pub struct unisono_context_options_t {
     /// store have different names. One whose meeting has failed is spent in that store: the ranks try again with another.
     pub name: *const c_char,
     /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
-    /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never.
+    /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never. All steps of a creation have them together; once all ranks have come,
+    /// they have a second more for what they set up. So has the making of a child.
     pub timeout_ms: u64,
     /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment, else chosen.
     pub interface: *const c_char,

@@ -466,7 +466,7 @@ impl Own {
             if !devices.driver().can_wait_value(device)? {
                 fail!(Unsupported, "streams of GPU {device} cannot wait for the host");
             }
-            group.endpoint().open_links(&layout.others(group.members()), deadline)?;
+            group.open_links(&layout.others(group.members()), deadline)?;
         }
         let bytes = chosen.table.arena_bytes(layout.inside).next_multiple_of(64);
         let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;

@@ -294,7 +294,7 @@ fn a_rank_that_does_not_reach_another_while_memory_is_shared_tells_all() {
     drop(groups.remove(1));
     let wait = Deadline::after(Duration::from_secs(20));
     groups[1].endpoint().open_links(&[0], wait).expect("a link");
-    let error = groups[0].share_memory(|mine| Ok(vec![mine; 3])).expect_err("rank 1 has gone");
+    let error = groups[0].share_memory(wait, wait, |mine, _| Ok(vec![mine; 3])).expect_err("rank 1 has gone");
     for group in &groups {
         let told = group.endpoint().wait(wait, Through::Messages, || group.failure()).expect("in time");
         assert!(told.text().contains(error.text()), "{told}");
