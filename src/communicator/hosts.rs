@@ -201,9 +201,10 @@ impl Composed {
             }
         }
         // The series is held: calls have their numbers in the order of their launches.
+        let number = series.number();
         let running = group.start(Class::Ordered, 0, signature, timeout, |its| {
             turn = Some(*its);
-            Across::new(its, exchange.clone(), queue.clone(), !by_couriers)
+            Across::new(number, exchange.clone(), queue.clone(), !by_couriers)
         })?;
         let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
         let begun = series.begin(group, &turn, self.max_blocks);

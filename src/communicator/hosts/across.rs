@@ -8,7 +8,7 @@ use std::task::Poll;
 use crate::cuda::word::Word;
 use crate::engine::device::DeviceExchange;
 use crate::engine::endpoint::{Through, lock};
-use crate::engine::group::{Group, Turn};
+use crate::engine::group::Group;
 use crate::engine::operation::{Completion, Exits, Operation};
 use crate::engine::staged::Staged;
 use crate::engine::staged::relay::Relay;
@@ -94,7 +94,8 @@ const ACTIVE: usize = 2;
 
 /// The operation.
 pub(super) struct Across {
-    turn: Turn,
+    /// How many collectives of the exchange there are with it.
+    number: u32,
     exchange: Arc<DeviceExchange>,
     queue: Arc<Queue>,
     active: VecDeque<Part>,
@@ -102,14 +103,14 @@ pub(super) struct Across {
 }
 
 impl Across {
-    /// The parts of `turn` that come through `queue`, between launches of `exchange`. Whether any may ask the driver.
+    /// The parts that come through `queue`, between launches of `exchange` for its collective of this `number`. Whether any may ask the driver.
     pub(super) fn new(
-        turn: &Turn,
+        number: u32,
         exchange: Arc<DeviceExchange>,
         queue: Arc<Queue>,
         asks_driver: bool,
     ) -> Across {
-        Across { turn: *turn, exchange, queue, active: VecDeque::with_capacity(ACTIVE), asks_driver }
+        Across { number, exchange, queue, active: VecDeque::with_capacity(ACTIVE), asks_driver }
     }
 
     /// Takes parts that can begin. Whether there are any under way, or more may come.
@@ -162,7 +163,7 @@ impl Operation for Across {
         ranks.sort_unstable();
         ranks.dedup();
         // Or its stream has not come so far: then it may be the other ranks of this host that have not called.
-        if ranks.is_empty() { self.exchange.missing(self.turn.sequence) } else { ranks }
+        if ranks.is_empty() { self.exchange.missing(self.number) } else { ranks }
     }
 
     fn is_at_work(&self) -> bool {

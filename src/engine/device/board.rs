@@ -137,7 +137,7 @@ fn mix(digest: u64, word: u64) -> u64 {
 
 #[repr(C, align(64))]
 struct Board {
-    /// The number of the last call noted, plus one.
+    /// How many calls have been noted. Their numbers would not do: between two of them the group may have had any number of others.
     called: AtomicU32,
     /// Set by each other member when it needs this member's arena no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
@@ -160,7 +160,8 @@ struct PointNote {
 /// Of a note that is being written, perhaps over another: no head of one that stands.
 const WRITING: u64 = u64::MAX;
 
-/// Whether a number that wraps is another or comes after it. The numbers of two ranks are never half of all apart.
+/// Whether a count that wraps is another or comes after it. Those of two ranks are never half of all apart: of calls and messages of the
+/// exchange, kernels of one rank wait for those of the other.
 fn has_come_to(number: u32, other: u32) -> bool {
     number.wrapping_sub(other) as i32 >= 0
 }
@@ -260,7 +261,7 @@ impl Boards {
         slot.root.store(note.root, Ordering::Relaxed);
         slot.terms.store(note.terms, Ordering::Relaxed);
         slot.head.store(note.head, Ordering::Release);
-        board.called.store(call.sequence.wrapping_add(1), Ordering::Relaxed);
+        board.called.store(before.wrapping_add(1), Ordering::Relaxed);
         note
     }
 
@@ -364,9 +365,9 @@ impl Boards {
         })
     }
 
-    /// Whether `member` has come to call number `sequence`, or further.
-    pub fn has_called(&self, member: usize, sequence: u32) -> bool {
-        has_come_to(self.board(member).called.load(Ordering::Relaxed), sequence.wrapping_add(1))
+    /// Whether `member` has noted so many calls, or more.
+    pub fn has_called(&self, member: usize, calls: u32) -> bool {
+        has_come_to(self.board(member).called.load(Ordering::Relaxed), calls)
     }
 
     /// Whether every other member has come as far as this rank, in calls and messages: its kernels wait for none that is still to be
@@ -439,6 +440,7 @@ mod tests {
     use super::*;
     use crate::reduce::DataType;
     use crate::signature::Kind;
+    use crate::transport::segment::Segment;
 
     /// Places in launches: calls before, and all.
     fn places() -> impl Iterator<Item = (u8, u8)> {
@@ -464,6 +466,40 @@ mod tests {
         for (before, of) in places() {
             let call = noted(before, of);
             assert_eq!(Note::of(3, &call).call(), Some(call));
+        }
+    }
+
+    /// The boards of two ranks, as each sees them.
+    fn pair() -> [Boards; 2] {
+        let segment = Segment::new(4 * BOARD_BYTES).expect("a segment");
+        let owned = [0, 1].map(|_| segment.allocate(BOARD_BYTES, 64).expect("there is room"));
+        let boards = owned.each_ref().map(|region| region.address().as_ptr().cast_const().cast());
+        let mut rank = 0..;
+        owned.map(|own| Boards {
+            rank: rank.next().expect("without end"),
+            own,
+            boards: boards.to_vec(),
+            peers: vec![None, None],
+        })
+    }
+
+    #[test]
+    fn who_has_not_called_is_known_however_many_calls_of_the_host_came_between() {
+        for between in [0, 1, 0x7fff_fffe, 0x7fff_ffff, 0x8000_0000, u32::MAX] {
+            let [here, there] = pair();
+            let first = noted(0, 0);
+            here.note(0, &first);
+            there.note(0, &first);
+            assert!(here.has_called(1, 1) && here.are_met());
+            let second = Noted { sequence: first.sequence.wrapping_add(1).wrapping_add(between), ..first };
+            here.note(1, &second);
+            assert!(!here.has_called(1, 2) && !here.are_met(), "{between} between the two");
+            assert!(
+                there.has_called(0, 2) && there.are_met(),
+                "it waits for nobody, {between} between the two"
+            );
+            there.note(1, &second);
+            assert!(here.has_called(1, 2) && here.are_met(), "{between} between the two");
         }
     }
 

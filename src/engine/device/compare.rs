@@ -48,6 +48,11 @@ pub(super) struct Calls {
 }
 
 impl Calls {
+    /// How many collectives there have been.
+    pub(super) fn collectives(&self) -> u32 {
+        self.collectives
+    }
+
     /// One more collective: how many there were before.
     fn collective(&mut self, call: &Noted) -> u32 {
         let before = self.collectives;

@@ -82,6 +82,15 @@ impl FromIterator<u32> for Members {
     }
 }
 
+/// What the others have to have called for a call to be done.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Meets {
+    /// So many collectives of the exchange: the last of them is this one.
+    All(u32),
+    /// Their ends of messages.
+    Ends(Members),
+}
+
 /// What may differ from call to call.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
@@ -108,7 +117,7 @@ pub struct Asked {
 #[derive(Debug)]
 pub struct Enqueued {
     turn: Turn,
-    peers: Members,
+    meets: Meets,
     stream: StreamHandle,
     captured: bool,
 }
@@ -389,10 +398,10 @@ impl DeviceExchange {
         group: &Arc<Group>,
         enqueued: Enqueued,
     ) -> Result<(Arc<Event>, impl Fn(bool) -> Option<Error> + Send + Sync + use<>)> {
-        let Enqueued { turn, peers, stream, .. } = enqueued;
+        let Enqueued { turn, meets, stream, .. } = enqueued;
         let event = self.event_behind(stream).map_err(|error| group.blame_launched(&turn, error))?;
         let (this, group) = (self.clone(), group.clone());
-        let overdue = Mutex::new(Overdue::new(turn, peers));
+        let overdue = Mutex::new(Overdue::new(turn, meets));
         let failure = move |done: bool| {
             // A kernel that was ended looks as one that has done its work.
             let failed = group.failure().filter(|_| done);
@@ -425,11 +434,11 @@ impl DeviceExchange {
         self.parts().is_idle()
     }
 
-    /// The ranks of the group that have not come to call number `sequence`.
-    pub fn missing(&self, sequence: u32) -> Vec<u32> {
+    /// The ranks of the group that have not noted so many collectives of the exchange.
+    pub fn missing(&self, collectives: u32) -> Vec<u32> {
         let boards = &self.parts().boards;
         // There are at most MAX_RANKS.
-        let members = (0..boards.size()).filter(|&member| !boards.has_called(member, sequence));
+        let members = (0..boards.size()).filter(|&member| !boards.has_called(member, collectives));
         self.ranks(members.map(|member| member as u32).collect())
     }
 
@@ -438,9 +447,8 @@ impl DeviceExchange {
         peers.iter().any(|member| self.parts().boards.is_alone_with(member as usize))
     }
 
-    /// A rank of the group that the call of `turn`, between this rank and `peers` if it is of messages, waits for and that has left without
-    /// it: that never comes.
-    pub(super) fn deserter(&self, group: &Group, turn: &Turn, peers: Members) -> Option<u32> {
+    /// A rank of the group that a call waits for and that has left without it: that never comes.
+    pub(super) fn deserter(&self, group: &Group, meets: Meets) -> Option<u32> {
         let Parts { boards, first, .. } = self.parts();
         let (endpoint, own) = (group.endpoint(), group.rank() - first);
         let others = (0..boards.size() as u32).filter(|member| *member != own);
@@ -453,9 +461,9 @@ impl DeviceExchange {
             }
             false => others.filter(|member| boards.has_left(*member as usize)).collect(),
         };
-        let lacks = |member: &u32| match turn.class {
-            Class::PointToPoint => peers.has(*member) && boards.is_alone_with(*member as usize),
-            _ => !boards.has_called(*member as usize, turn.sequence),
+        let lacks = |member: &u32| match meets {
+            Meets::Ends(peers) => peers.has(*member) && boards.is_alone_with(*member as usize),
+            Meets::All(collectives) => !boards.has_called(*member as usize, collectives),
         };
         gone.iter().find(lacks).map(|member| first + member)
     }

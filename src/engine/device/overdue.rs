@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::exchange::{DeviceExchange, Members};
+use super::exchange::{DeviceExchange, Meets};
 use crate::deadline::Deadline;
 use crate::engine::direct::HAS_LEFT;
 use crate::engine::group::{Group, Inquiry, Turn};
-use crate::engine::wire::Class;
 use crate::error::{Error, Status};
 
 /// How long kernels may take to leave after their group has failed, before the caller is told all the same.
@@ -16,8 +15,7 @@ pub const GRACE_PERIOD: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Overdue {
     turn: Turn,
-    /// Whom sends and receives meet.
-    peers: Members,
+    meets: Meets,
     compared: bool,
     inquiry: Option<Inquiry>,
     failed_at: Option<Instant>,
@@ -26,9 +24,9 @@ pub(super) struct Overdue {
 }
 
 impl Overdue {
-    /// A call that was just made; `peers`: whom sends and receives meet.
-    pub(super) fn new(turn: Turn, peers: Members) -> Overdue {
-        Overdue { turn, peers, compared: false, inquiry: None, failed_at: None, told: false }
+    /// A call that was just made.
+    pub(super) fn new(turn: Turn, meets: Meets) -> Overdue {
+        Overdue { turn, meets, compared: false, inquiry: None, failed_at: None, told: false }
     }
 
     /// When it should be done.
@@ -54,7 +52,7 @@ impl Overdue {
         if self.turn.deadline.expired() {
             let missing = self.missing(exchange);
             self.inquiry = Some(group.ask(&self.turn, missing, None));
-        } else if let Some(rank) = exchange.deserter(group, &self.turn, self.peers) {
+        } else if let Some(rank) = exchange.deserter(group, self.meets) {
             let who = group.describe_rank(rank);
             let error = Error::new(Status::PeerFailed, format!("{who} {HAS_LEFT}"));
             self.told = true;
@@ -69,9 +67,9 @@ impl Overdue {
     /// Looks at a call of which nobody knows whether it is done, since the driver does not answer. It is not done for sure if
     /// there are ranks that have not called it, or their end of it.
     pub(super) fn look_blindly(&mut self, exchange: &DeviceExchange, group: &Group) {
-        let is_missed = match self.turn.class {
-            Class::PointToPoint => exchange.is_alone_with_any(self.peers),
-            _ => !self.missing(exchange).is_empty(),
+        let is_missed = match self.meets {
+            Meets::Ends(peers) => exchange.is_alone_with_any(peers),
+            Meets::All(collectives) => !exchange.missing(collectives).is_empty(),
         };
         if is_missed {
             self.look(exchange, group);
@@ -89,14 +87,16 @@ impl Overdue {
 
     /// Whom it waits for: those who have not called it. Of messages all peers: one may have called its end, and wait for another before.
     fn missing(&self, exchange: &DeviceExchange) -> Vec<u32> {
-        match self.turn.class {
-            Class::PointToPoint => exchange.ranks(self.peers),
-            _ => exchange.missing(self.turn.sequence),
+        match self.meets {
+            Meets::Ends(peers) => exchange.ranks(peers),
+            Meets::All(collectives) => exchange.missing(collectives),
         }
     }
 
     fn late(&self, exchange: &DeviceExchange, group: &Group, inquiry: &Inquiry) -> Error {
-        if self.turn.class != Class::PointToPoint && exchange.missing(self.turn.sequence).is_empty() {
+        if let Meets::All(collectives) = self.meets
+            && exchange.missing(collectives).is_empty()
+        {
             let waited = self.turn.called.elapsed().as_secs_f64();
             let text = format!(
                 "every rank has called it, but after {waited:.1} s it is not done on GPU {}: look at what the streams \

@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use super::exchange::{DeviceExchange, Members};
+use super::exchange::{DeviceExchange, Meets};
 use super::overdue::Overdue;
 use super::retired::Parts;
 use crate::cuda::stream::Stream;
@@ -31,7 +31,7 @@ struct Observed {
 
 impl Watch {
     /// From here on the call of `turn` is observed, the last of what `stream` was given. For one thread at a time.
-    pub(super) fn observe(&self, parts: &Parts, stream: &Stream, turn: Turn, peers: Members) -> Result<()> {
+    pub(super) fn observe(&self, parts: &Parts, stream: &Stream, turn: Turn, meets: Meets) -> Result<()> {
         let marks = {
             let mut observed = lock(&self.0);
             observed.calls += 1;
@@ -46,7 +46,7 @@ impl Watch {
         let mut observed = lock(&self.0);
         observed.calls += 1;
         recorded?;
-        let overdue = || Overdue::new(turn, peers);
+        let overdue = || Overdue::new(turn, meets);
         if marks {
             observed.mark = Some(overdue());
             observed.marks += 1;

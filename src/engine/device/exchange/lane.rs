@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use super::graphs::Captured;
-use super::{Caller, DeviceExchange, Enqueued, Members};
+use super::{Caller, DeviceExchange, Enqueued, Meets, Members};
 use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::joined;
 use crate::cuda::stream::Stream;
@@ -117,10 +117,10 @@ impl DeviceExchange {
             let given = captured.give(parts, (stream, id), capture, mixes, launch);
             // No kernel runs, so that it fails concerns nobody else.
             given.map_err(|error| group.failure().unwrap_or(error).context(group.describe(&turn)))?;
-            return Ok(Enqueued { turn, peers, stream: handle, captured: true });
+            return Ok(Enqueued { turn, meets: Meets::Ends(peers), stream: handle, captured: true });
         }
         let turn = group.number(class, signatures, caller.timeout)?;
-        let mut begun = false;
+        let (mut begun, mut meets) = (false, Meets::Ends(peers));
         // What others are told of is launched, and an event stands for it, before anything is done in quiet.
         let launching = self.devices().launching();
         // Before anybody is told of the call: a stream that only waits for what others were given has nothing of it.
@@ -133,10 +133,13 @@ impl DeviceExchange {
         };
         let given = wait().and_then(|()| compare(&turn, calls)).and_then(|()| {
             begun = true;
+            if class != Class::PointToPoint {
+                meets = Meets::All(calls.collectives());
+            }
             launch(stream)?;
             joined::release(stream, beside)?;
             *ran_on = Some(id);
-            self.watch.observe(parts, stream, turn, peers)
+            self.watch.observe(parts, stream, turn, meets)
         });
         if given.is_err() && begun {
             // Part of it may be there.
@@ -155,7 +158,7 @@ impl DeviceExchange {
         // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();
-        Ok(Enqueued { turn, peers, stream: handle, captured: false })
+        Ok(Enqueued { turn, meets, stream: handle, captured: false })
     }
 
     /// The caller's stream, which the lane has then, its id, and the capture that it is in.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
-use super::{Caller, DeviceExchange, Enqueued, Lane, Members};
+use super::{Caller, DeviceExchange, Enqueued, Lane, Meets};
 use crate::cuda::exchange::{Job, Point};
 use crate::cuda::quiet::Launching;
 use crate::cuda::stream::Stream;
@@ -55,6 +55,11 @@ impl Series<'_> {
         &self.stream
     }
 
+    /// How many collectives of the exchange there will have been with the call, before that is noted: see [`DeviceExchange::missing`].
+    pub fn number(&self) -> u32 {
+        self.lane.calls.collectives().wrapping_add(1)
+    }
+
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
     pub fn begin(&mut self, group: &Group, turn: &Turn, max_blocks: u32) -> Result<()> {
         let terms = Terms { max_blocks, ..Terms::default() };
@@ -96,12 +101,13 @@ impl Series<'_> {
     /// All parts have been given. `turn` says until when they are to be done.
     pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
         self.lane.ran_on = Some(self.id);
-        self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, Members::NONE)?;
+        let meets = Meets::All(self.lane.calls.collectives());
+        self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, meets)?;
         self.open = false;
         // As in `give`.
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();
-        Ok(Enqueued { turn, peers: Members::NONE, stream: self.stream.handle(), captured: false })
+        Ok(Enqueued { turn, meets, stream: self.stream.handle(), captured: false })
     }
 }
 
