@@ -99,7 +99,7 @@ pub struct Signature {
     pub dtype: DataType,
     /// [`Operator::number`]; 0 where nothing is combined.
     pub operator: u8,
-    /// The number of the algorithm when the caller named one, else 0.
+    /// The number of the algorithm when the caller named one, else 0; or a [`Making`], of which none is the number.
     pub algorithm: u8,
     /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither. Of an average over several
     /// buffers of each rank, how many, too: see [`Signature::averaging`]. Of some other reductions, whether this rank has
@@ -111,6 +111,36 @@ pub struct Signature {
     pub count: u64,
     /// Whether the ranks' memory is devices' memory, where that changes how the call is exchanged.
     pub device: bool,
+}
+
+/// By what call ranks make a new group, in the few words that they exchange for that: see [`Signature::making`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Making {
+    /// A context is created.
+    Create = 0xf0,
+    /// A group is split: who has which colour,
+    Split = 0xf1,
+    /// and one of the groups that come of it.
+    Part = 0xf2,
+    /// The same ranks once more.
+    Duplicate = 0xf3,
+    /// Of listed ranks.
+    Group = 0xf4,
+}
+
+impl Making {
+    const ALL: [Making; 5] = [Making::Create, Making::Split, Making::Part, Making::Duplicate, Making::Group];
+
+    /// The call.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Making::Create => "create",
+            Making::Split | Making::Part => "split",
+            Making::Duplicate => "duplicate",
+            Making::Group => "group",
+        }
+    }
 }
 
 /// Beside a [`Kind`], in its byte of a code: the call is on device memory.
@@ -139,6 +169,16 @@ impl Signature {
         let kind = Kind::from_number((head & !ON_DEVICE).into())?;
         let (dtype, device) = (DataType::from_number(dtype.into())?, head & ON_DEVICE != 0);
         Ok(Signature { kind, dtype, operator, algorithm, root, count, device })
+    }
+
+    /// The signature of words that are exchanged to make a group: ranks that make it by different calls differ, and are told so.
+    pub fn of_making(self, making: Making) -> Signature {
+        Signature { algorithm: making as u8, ..self }
+    }
+
+    /// By what call a group is made, if it is about that.
+    pub fn making(&self) -> Option<Making> {
+        Making::ALL.into_iter().find(|&making| making as u8 == self.algorithm)
     }
 
     /// The signature of an average over so many buffers of each rank, which all ranks have to have: it divides by how many
@@ -222,6 +262,9 @@ impl Signature {
 
 impl std::fmt::Display for Signature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(making) = self.making() {
+            return write!(f, "{}()", making.name());
+        }
         let name = self.kind.name();
         let (count, dtype) = (self.count, self.dtype.name());
         match self.kind {

@@ -23,7 +23,7 @@ use crate::reduce::{DataType, Operator};
 use crate::rendezvous::join;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
-use crate::signature::Signature;
+use crate::signature::{Making, Signature};
 use crate::transport::service::Parting;
 
 /// One rank's membership in a group: a communicator. Cheap to clone; all methods from any thread.
@@ -126,7 +126,7 @@ impl Context {
         if let Some(recall) = recall {
             recall.enter(&context);
         }
-        context.settled(limits.have_come())
+        context.settled(limits.have_come(), Making::Create)
     }
 
     fn new(name: String, timeout: Duration, place: Place, store: Option<Arc<dyn Store>>) -> Context {
@@ -233,14 +233,15 @@ impl Context {
     /// times. The members of the child have yet to meet.
     pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
         let limits = Limits::begin(self.timeout());
-        let child =
-            |color: u32, ranks| self.child(&format!("/{color}"), format!("{}/{color}", self.name()), ranks);
+        let child = |color: u32, ranks| {
+            self.child(Making::Part, &format!("/{color}"), format!("{}/{color}", self.name()), ranks)
+        };
         let Place::Group(group) = &self.0.place else {
             return self.failure().map_or(Ok(color.map(|color| child(color, vec![0]))), Err);
         };
         // Colour (with one bit for "none") and key of each rank.
         let mine = [color.map_or(u64::MAX, u64::from), key as u64];
-        let all = self.exchange(group, mine, limits.come)?;
+        let all = self.exchange(group, mine, limits.come, Making::Split)?;
         let Some(color) = color else { return Ok(None) };
         let mut ranks: Vec<(i64, u32)> = all
             .iter()
@@ -286,21 +287,23 @@ impl Context {
         if !ranks.contains(&self.rank()) {
             fail!(NotMember, "rank {} of '{}' is not a member of group '{name}'", self.rank(), self.name());
         }
-        Ok(Child { tied: false, ..self.child(name, name.to_string(), ranks.to_vec()) })
+        Ok(Child { tied: false, ..self.child(Making::Group, name, name.to_string(), ranks.to_vec()) })
     }
 
     /// Collective: the same ranks, independent operations.
     pub fn duplicate(&self) -> Result<Context> {
-        self.child("+", format!("{}+", self.name()), (0..self.size()).collect()).meet_if_sound()
+        let ranks = (0..self.size()).collect();
+        self.child(Making::Duplicate, "+", format!("{}+", self.name()), ranks).meet_if_sound()
     }
 
     /// What tells it from the other children of this group: `name`, the members, and how many there have been of these.
-    fn child(&self, name: &str, label: String, ranks: Vec<u32>) -> Child {
+    fn child(&self, making: Making, name: &str, label: String, ranks: Vec<u32>) -> Child {
         let mut children = lock(&self.0.children);
         let count = children.entry((name.to_string(), ranks.clone())).or_insert(0);
         *count += 1;
         Child {
             parent: self.clone(),
+            making,
             name: name.to_string(),
             label,
             ranks,
@@ -312,9 +315,9 @@ impl Context {
     }
 
     /// Sets up what the members of a new group have to set up together.
-    fn settled(self, limits: Limits) -> Result<Context> {
+    fn settled(self, limits: Limits, making: Making) -> Result<Context> {
         if let Place::Group(group) = &self.0.place {
-            let exchange = |mine, until| self.exchange(group, mine, until);
+            let exchange = |mine, until| self.exchange(group, mine, until, making);
             let shared = group.share_memory(limits.come, limits.settled, exchange);
             shared.map_err(|error| limits.tell(self.name(), error))?;
         }
@@ -365,7 +368,13 @@ impl Context {
     }
 
     /// Two words from every rank, in rank order.
-    fn exchange(&self, group: &Arc<Group>, mine: [u64; 2], until: Deadline) -> Result<Vec<[u64; 2]>> {
+    fn exchange(
+        &self,
+        group: &Arc<Group>,
+        mine: [u64; 2],
+        until: Deadline,
+        making: Making,
+    ) -> Result<Vec<[u64; 2]>> {
         let mut all = vec![[0u64; 2]; group.size() as usize];
         let request = Request {
             kind: Kind::Allgather,
@@ -377,6 +386,7 @@ impl Context {
             root: 0,
         };
         let (signature, plan) = self.internal_plan(group, &request)?;
+        let signature = signature.of_making(making);
         let left = until.remaining().unwrap_or(Duration::MAX);
         group.run(Class::Internal, 0, signature, Some(left), |turn| {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
@@ -396,6 +406,8 @@ impl Context {
 /// A child group that is agreed on: this rank is a member.
 pub struct Child {
     parent: Context,
+    /// By what call.
+    making: Making,
     name: String,
     label: String,
     /// Of the parent, in the child's order.
@@ -425,7 +437,7 @@ impl Child {
     /// [`Child::meet`], unless `recall` calls it off.
     pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
-        let Child { parent, label, tied, doubted, limits, .. } = self;
+        let Child { parent, label, tied, doubted, limits, making, .. } = self;
         let timeout = parent.timeout();
         let (Place::Group(over), Some(group)) = (&parent.0.place, group) else {
             return Ok(Context::new(label, timeout, Place::Solo, None));
@@ -434,11 +446,11 @@ impl Child {
         let child = Context::new(label, timeout, Place::Group(group), parent.0._store.clone());
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
-        let child = child.settled(limits)?;
+        let child = child.settled(limits, making)?;
         if let (true, Place::Group(group)) = (doubted, child.place())
             && group.direct().is_none()
         {
-            let met = child.exchange(group, [0, 0], limits.settled);
+            let met = child.exchange(group, [0, 0], limits.settled, making);
             met.inspect_err(|error| group.fail_here(error))
                 .map_err(|error| limits.tell(child.name(), error))?;
         }
@@ -504,9 +516,11 @@ mod tests {
         }
     }
 
-    fn pair(timeout: Duration) -> [Context; 2] {
+    fn pair(timeouts: [Duration; 2]) -> [Context; 2] {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let join = |rank| Context::create(options(rank, &store, timeout)).expect("the ranks meet");
+        let join = |rank: u32| {
+            Context::create(options(rank, &store, timeouts[rank as usize])).expect("the ranks meet")
+        };
         std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
             ranks.map(|rank| rank.join().expect("a rank"))
@@ -517,16 +531,8 @@ mod tests {
     fn a_rank_that_has_no_such_interface_keeps_nobody_waiting() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let join = &|rank, interface: &str| {
-            let options = Options {
-                rank,
-                size: 2,
-                rendezvous: Rendezvous::Store(store.clone()),
-                name: String::new(),
-                timeout: 2 * PATIENCE,
-                interface: Some(interface.into()),
-                transports: None,
-                host: None,
-            };
+            let options = options(rank, &store, 2 * PATIENCE);
+            let options = Options { interface: Some(interface.into()), transports: None, ..options };
             Context::create_unless(&Recall::default(), options, None).map(drop).expect_err("they cannot meet")
         };
         let start = Instant::now();
@@ -586,7 +592,7 @@ mod tests {
 
     #[test]
     fn all_steps_of_a_split_have_one_timeout() {
-        let [first, second] = pair(TIMEOUT);
+        let [first, second] = pair([TIMEOUT; 2]);
         times_out(
             "default/0",
             || first.split(Some(0), 0).map(|child| child.expect("a colour")),
@@ -596,19 +602,70 @@ mod tests {
 
     #[test]
     fn all_steps_of_a_duplicate_have_one_timeout() {
-        let [first, second] = pair(TIMEOUT);
+        let [first, second] = pair([TIMEOUT; 2]);
         times_out(
             "default+",
             || first.duplicate(),
             || {
-                let child = second.child("+", "default+".into(), vec![0, 1]);
+                let child = second.child(Making::Duplicate, "+", "default+".into(), vec![0, 1]);
                 let group = child.group().expect("two ranks");
                 let context = Context::new(child.label, PATIENCE, Place::Group(group.clone()), None);
                 // As if this rank had a board, and its turn in the next step.
-                context.exchange(&group, [0, 0], Deadline::after(PATIENCE)).expect("the other has come");
+                let soon = Deadline::after(PATIENCE);
+                context.exchange(&group, [0, 0], soon, Making::Duplicate).expect("the other has come");
                 Held(Box::new((context, group)))
             },
         );
+    }
+
+    /// Rank 0 splits while rank 1 duplicates: who gives up first is told what the other does.
+    #[test]
+    fn who_makes_another_group_is_told_by_what_call_and_which() {
+        let texts = [
+            [
+                "split of 'default' (rank 0 of 2",
+                "in 'default+' its last call is duplicate(), still running, waiting for rank 0",
+                "Look at rank 1",
+            ],
+            [
+                "setting up 'default+' (rank 1 of 2",
+                "in 'default' its last call is split(), still running, waiting for rank 1",
+                "Look at rank 0",
+            ],
+        ];
+        for (hasty, parts) in texts.into_iter().enumerate() {
+            let mut timeouts = [PATIENCE; 2];
+            timeouts[hasty] = Duration::from_secs(1);
+            let [first, second] = pair(timeouts);
+            let errors = std::thread::scope(|scope| {
+                let split = scope.spawn(|| first.split(Some(0), 0).map(drop).expect_err("rank 1 does not"));
+                let duplicate = scope.spawn(|| second.duplicate().map(drop).expect_err("rank 0 does not"));
+                if hasty == 1 {
+                    let told = duplicate.join().expect("no panic");
+                    first.abort();
+                    return [split.join().expect("no panic"), told];
+                }
+                [split, duplicate].map(|rank| rank.join().expect("no panic"))
+            });
+            assert_eq!(errors[hasty].status(), Status::Timeout, "{}", errors[hasty]);
+            for part in parts {
+                assert!(errors[hasty].text().contains(part), "no '{part}' in: {}", errors[hasty]);
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_make_one_group_by_different_calls_are_told_which() {
+        let [first, second] = pair([PATIENCE; 2]);
+        let errors = std::thread::scope(|scope| {
+            let duplicate = scope.spawn(|| first.duplicate().map(drop));
+            let group = scope.spawn(|| second.group("+", &[0, 1]).map(drop));
+            [duplicate, group].map(|rank| rank.join().expect("no panic").expect_err("they differ"))
+        });
+        for error in errors {
+            assert_eq!(error.status(), Status::Mismatch, "{error}");
+            assert!(["duplicate()", "group()"].iter().all(|call| error.text().contains(call)), "{error}");
+        }
     }
 
     /// One has come to make a child when the other aborts, and is refused its own part in that.
@@ -618,7 +675,7 @@ mod tests {
         let deeds: [(&str, Deed); 2] =
             [("pair", |context| context.group("pair", &[0, 1])), ("+", Context::duplicate)];
         for (name, deed) in deeds {
-            let [first, second] = pair(PATIENCE);
+            let [first, second] = pair([PATIENCE; 2]);
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| deed(&second));
                 while lock(&second.0.children).is_empty() {

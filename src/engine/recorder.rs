@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::wire::{Class, Key};
+use super::wire::{Class, Key, Tag};
 use crate::signature::Signature;
 use crate::transport::segment::{RECORDER_BYTES, Segment};
 
@@ -193,6 +193,11 @@ impl Recorder {
             .find(|entry| entry.group == group && entry.progress == Progress::Running)
     }
 
+    /// The last group that this rank makes, or shares something with for the first time, and has not done with: its call there.
+    pub fn setting_up(&self) -> Option<Entry> {
+        self.find(|entry| entry.class == Class::Internal && entry.progress == Progress::Running)
+    }
+
     /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such names.
     pub fn call(&self, key: Key) -> Option<Signature> {
         let same = |entry: &Entry| {
@@ -259,12 +264,54 @@ impl std::fmt::Display for Entry {
             Progress::Failed => "failed",
             Progress::Enqueued => "given to its stream",
         };
-        let Entry { signature, sequence, .. } = self;
-        write!(f, "{signature} #{sequence}, {state}")?;
+        let Entry { signature, sequence, tag, .. } = self;
+        write!(f, "{signature}")?;
+        // Nobody but the engine counts its own.
+        if self.class != Class::Internal {
+            write!(f, " #{sequence}")?;
+        }
+        // Messages without a tag have 0.
+        if self.class == Class::Tagged || self.class == Class::PointToPoint && *tag != 0 {
+            write!(f, " with tag {}", Tag(*tag))?;
+        }
+        write!(f, ", {state}")?;
         match self.awaited {
             Awaited::Unknown => Ok(()),
             Awaited::Rank(rank) => write!(f, ", waiting for rank {rank}"),
             Awaited::Nothing => write!(f, ", at work by itself"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reduce::DataType;
+    use crate::signature::Kind;
+
+    #[test]
+    fn a_call_is_told_with_its_tag_where_it_has_one() {
+        let signature = Signature {
+            kind: Kind::Barrier,
+            dtype: DataType::U8,
+            operator: 0,
+            algorithm: 0,
+            root: 0,
+            count: 0,
+            device: false,
+        };
+        let told = |class, tag| {
+            let (progress, awaited) = (Progress::Running, Awaited::Rank(2));
+            let entry = Entry { group: 1, signature, tag, sequence: 4, class, progress, awaited, began: 0 };
+            entry.to_string()
+        };
+        for class in [Class::Ordered, Class::PointToPoint] {
+            assert_eq!(told(class, 0), "barrier() #4, still running, waiting for rank 2");
+        }
+        assert_eq!(told(Class::Tagged, 0), "barrier() #4 with tag 0, still running, waiting for rank 2");
+        for class in [Class::Tagged, Class::PointToPoint] {
+            let text = told(class, 1 << 32 | 7);
+            assert_eq!(text, "barrier() #4 with tag 0x100000007, still running, waiting for rank 2");
         }
     }
 }

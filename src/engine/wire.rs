@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
+
 use crate::error::{Result, fail};
 use crate::signature::Signature;
 
@@ -42,6 +44,18 @@ pub struct Key {
     pub slot: u64,
     /// See [`Class`].
     pub class: Class,
+}
+
+/// A tag as errors show it: those that are made of fields, as gloo's are, by their digits of 4 bits.
+pub struct Tag(pub u64);
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match u32::try_from(self.0) {
+            Ok(number) => write!(f, "{number}"),
+            Err(_) => write!(f, "{:#x}", self.0),
+        }
+    }
 }
 
 /// What a frame announces.

@@ -191,6 +191,12 @@ impl Endpoint {
             (Some(last), _) => format!("its last call is {last}"),
             (None, _) => "it has called nothing yet".to_string(),
         };
+        // Ranks that make groups in different orders, or by different calls, wait for each other in different groups.
+        let elsewhere = self.recorder().setting_up().filter(|_| running.is_none());
+        let text = match elsewhere.and_then(|call| Some((self.group(call.group)?, call))) {
+            Some((group, call)) => format!("{text}; in '{}' its last call is {call}", group.name()),
+            None => text,
+        };
         let awaited = running.map(|running| running.awaited);
         let waits = awaited.is_some_and(|awaited| awaited != Awaited::Nothing);
         Answer { waits, waits_for: awaited.and_then(Awaited::rank), text: self.with_refusal(text, RECENT) }

@@ -1,6 +1,5 @@
 //! Why a call does not end, or has failed: what the ranks ask each other, and the texts that come of it.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,9 +11,9 @@ use crate::engine::endpoint::RECENT;
 use crate::engine::messages::{Failure, Mismatch};
 use crate::engine::operation::Operation;
 use crate::engine::recorder::{Awaited, Recorder};
-use crate::engine::wire::{Class, Key};
+use crate::engine::wire::{Class, Key, Tag};
 use crate::error::{Error, Status};
-use crate::signature::Signature;
+use crate::signature::{Making, Signature};
 
 /// A question to the ranks that an overdue call waits for.
 #[derive(Debug)]
@@ -86,7 +85,12 @@ impl Group {
             Class::Ordered => format!("{name} #{number} of {place}"),
             Class::Tagged => format!("{name} #{number} with tag {} of {place}", Tag(turn.tag)),
             Class::PointToPoint => format!("{name} with tag {} in {place}", Tag(turn.tag)),
-            Class::Internal => format!("setting up {place}"),
+            Class::Internal => match turn.signature.making() {
+                Some(Making::Split) => format!("split of {place}"),
+                Some(Making::Part) => format!("setting up {place} after a split"),
+                Some(making) => format!("setting up {place} by {}", making.name()),
+                None => format!("setting up {place}"),
+            },
             Class::Captured => format!("{name}, captured as #{number} of {place}"),
         }
     }
@@ -269,17 +273,5 @@ impl Group {
             Status::Mismatch,
             format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),
         )
-    }
-}
-
-/// A tag as errors show it: those that are made of fields, as gloo's are, by their digits of 4 bits.
-struct Tag(u64);
-
-impl fmt::Display for Tag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match u32::try_from(self.0) {
-            Ok(number) => write!(f, "{number}"),
-            Err(_) => write!(f, "{:#x}", self.0),
-        }
     }
 }
