@@ -767,7 +767,8 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
 
 /// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that has begun to move is
 /// lost: what came of a receive means nothing, and the other side of it fails with UNISONO_PEER_FAILED, if it has not ended; one that
-/// has not is for the next receive, or was never sent. UNISONO_INVALID_USAGE for other operations, and for those that GPUs exchange:
+/// has not is for the next receive, or was never sent. A send that goes whole all the same, the rest of it from a copy, ends as
+/// complete. UNISONO_INVALID_USAGE for other operations, and for those that GPUs exchange:
 /// they end by themselves, by their deadline, or by unisono_context_abort. Of one that goes by way of the host on a stream the buffer is free in
 /// the order of that stream. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);

@@ -20,6 +20,16 @@ impl Deadline {
         Deadline(start.checked_add(after))
     }
 
+    /// This moment.
+    pub fn at(moment: Instant) -> Deadline {
+        Deadline(Some(moment))
+    }
+
+    /// The moment, if there is one.
+    pub fn moment(self) -> Option<Instant> {
+        self.0
+    }
+
     /// Whether the moment has passed.
     pub fn expired(self) -> bool {
         self.0.is_some_and(|at| Instant::now() >= at)

@@ -155,6 +155,8 @@ struct Queue {
 #[derive(Default)]
 struct State {
     pending: VecDeque<Message>,
+    /// How many of them are not by messages alone.
+    others: usize,
     /// How often the waits were aborted.
     aborts: u64,
     /// Threads that wait.
@@ -187,6 +189,7 @@ impl Queue {
         // Who waits may have looked for the last time before this was in the list, and whoever ended it may have told before that.
         let is_missed =
             state.waiting > 0 && (message.work.peek().is_some() || message.work.by_messages().is_none());
+        state.others += usize::from(!message.work.is_by_messages());
         state.pending.push_back(message);
         drop(state);
         if is_missed {
@@ -217,6 +220,7 @@ impl Queue {
                 if let Some(done) = state.pending.iter().position(|message| message.work.peek().is_some()) {
                     // `position` found it under this lock.
                     let Some(Message { work, peers, .. }) = state.pending.remove(done) else { continue };
+                    state.others -= usize::from(!work.is_by_messages());
                     drop(state);
                     let completion = work.wait(Deadline::NEVER)?;
                     // A send has no source, but one peer.
@@ -227,8 +231,7 @@ impl Queue {
                 }
                 match state.pending.front() {
                     Some(Message { work, peers, .. }) => {
-                        let alike = state.pending.iter().all(|message| message.work.by_messages().is_some());
-                        (work.clone(), peers.clone(), state.pending.len() - 1, alike)
+                        (work.clone(), peers.clone(), state.pending.len() - 1, state.others == 0)
                     }
                     None => fail!(InvalidUsage, "no {} of this buffer is under way", self.verb),
                 }
@@ -252,12 +255,14 @@ impl Queue {
             // Whatever comes of this, the loop looks at what is complete.
             match oldest.by_messages().filter(|_| alike) {
                 Some(running) => running.wait_until(deadline, || {
-                    let State { pending, aborts: now, .. } = &*self.lock();
-                    // Another thread may have had it.
-                    let is_over = |Message { work, .. }: &Message| {
-                        work.peek().is_some() || work.by_messages().is_none()
-                    };
-                    *now != aborts || pending.is_empty() || pending.iter().any(is_over)
+                    let State { pending, others, aborts: now, .. } = &*self.lock();
+                    let is_over = |message: &Message| message.work.peek().is_some();
+                    // Another thread may have had it, or have begun one that is moved in another way; or all are lost by now.
+                    *now != aborts
+                        || pending.is_empty()
+                        || *others > 0
+                        || oldest.by_messages().is_none()
+                        || pending.iter().any(is_over)
                 }),
                 None => drop(oldest.wait(Deadline::after(SLICE).min(deadline))),
             }

@@ -83,6 +83,11 @@ impl Work {
         }
     }
 
+    /// Whether messages alone move it.
+    pub(super) fn is_by_messages(&self) -> bool {
+        matches!(&self.state, State::Running(running) if running.is_by_messages())
+    }
+
     /// What moves it, where messages alone do, and its endpoint is still there.
     pub(super) fn by_messages(&self) -> Option<&Arc<Running>> {
         let State::Running(running) = &self.state else { return None };

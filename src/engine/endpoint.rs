@@ -6,6 +6,7 @@
 //! the host that nobody waits for, and the attendant for those on devices.
 
 mod attendant;
+mod dormant;
 mod port;
 mod questions;
 mod roster;
@@ -111,10 +112,10 @@ impl Endpoint {
             bell: OnceLock::new(),
             recorder: OnceLock::new(),
             backlog: messages.backlog.clone(),
+            unattended: Unattended::new(messages.wakes.clone()),
             messages: Mutex::new(messages),
             addresses: Mutex::new(HashMap::new()),
             roster: Mutex::default(),
-            unattended: Unattended::default(),
             attendant: Attendant::new(),
             hauling: Hauling::new(),
             lost_any: AtomicBool::new(false),

@@ -503,6 +503,10 @@ impl Operation for Run {
         }
     }
 
+    fn mailbox(&self) -> Option<u32> {
+        self.mailbox
+    }
+
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
         let under_way = |peer: fn(&Action) -> Option<u32>| {
             let steps = self.plan.schedule.steps.iter().zip(&self.progress.waits);

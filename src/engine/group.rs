@@ -185,6 +185,7 @@ impl Group {
         }
         if first {
             self.fail_children(error);
+            self.endpoint.awaken_all(self);
             self.endpoint.wake();
         }
         first

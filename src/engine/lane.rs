@@ -119,6 +119,15 @@ pub enum Event {
     Broken(Error),
 }
 
+/// How many frames of an operation are under way on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frames {
+    /// One at most. It is found in a moment if it is among the first or the last.
+    One,
+    /// Any number.
+    Any,
+}
+
 /// What [`Lane::haul`] has done.
 #[derive(Clone, Copy, Debug)]
 pub struct Hauled {
@@ -150,6 +159,8 @@ pub struct Lane {
     pub held: bool,
     stream: Box<dyn Stream>,
     outgoing: VecDeque<Outgoing>,
+    /// How many of them belong to no operation.
+    owed: usize,
     /// Bytes read ahead. Streams that cost a system call a read are read in large pieces.
     buffer: Box<[u8]>,
     start: usize,
@@ -209,6 +220,7 @@ impl Lane {
             held: false,
             stream,
             outgoing: VecDeque::new(),
+            owed: 0,
             buffer,
             start: 0,
             end: 0,
@@ -273,7 +285,7 @@ impl Lane {
 
     /// Whether anything waits to go out that belongs to no operation: a word behind the end of one.
     pub fn owes(&self) -> bool {
-        !self.takes_nothing && self.outgoing.iter().any(|out| out.ticket.is_none())
+        !self.takes_nothing && self.owed > 0
     }
 
     /// The tickets of the frames that have not been written whole.
@@ -285,6 +297,7 @@ impl Lane {
     /// Queues a frame with its payload; [`Lane::flush`] writes.
     pub fn push(&mut self, frame: &Frame, payload: Source, ticket: Option<Ticket>) {
         debug_assert_eq!(frame.length as usize, payload.len);
+        self.owed += usize::from(ticket.is_none());
         self.outgoing.push_back(Outgoing {
             header: frame.encode(),
             payload: Payload::Borrowed(payload),
@@ -353,8 +366,9 @@ impl Lane {
                         count -= left;
                         let (ticket, piece) = (front.ticket, front.piece);
                         self.outgoing.pop_front();
-                        if let Some(ticket) = ticket {
-                            done(ticket, piece);
+                        match ticket {
+                            Some(ticket) => done(ticket, piece),
+                            None => self.owed -= 1,
                         }
                     }
                 }
@@ -441,33 +455,51 @@ impl Lane {
     }
 
     /// The owner of `mailbox` is about to let go of its buffers: nothing may touch them from here on. Messages that
-    /// have begun are finished for the stream's sake, from a copy or into nothing. Whether any has begun to go out.
-    pub fn cancel(&mut self, mailbox: u32) -> bool {
-        let mut begun = false;
-        self.outgoing.retain_mut(|out| {
-            if out.ticket.is_none_or(|ticket| ticket.mailbox != mailbox) {
-                return true;
-            }
+    /// have begun are finished for the stream's sake, from a copy or into nothing. Whether any has begun to go out. `drop` is
+    /// called for each frame of which nothing had gone, with the key of its message when it was a piece.
+    pub fn cancel(&mut self, mailbox: u32, frames: Frames, mut drop: impl FnMut(Option<Key>)) -> bool {
+        let is_its = |out: &Outgoing| out.ticket.is_some_and(|ticket| ticket.mailbox == mailbox);
+        let mut begun = 0;
+        let mut stays = |out: &mut Outgoing| {
             if out.written == 0 {
+                drop(out.piece);
                 return false;
             }
-            begun = true;
+            begun += 1;
             out.payload = Payload::Owned(out.payload.bytes().to_vec());
             out.ticket = None;
             true
-        });
+        };
+        match frames {
+            Frames::Any => self.outgoing.retain_mut(|out| !is_its(out) || stays(out)),
+            Frames::One => {
+                if let Some(at) = self.find(is_its)
+                    && !stays(&mut self.outgoing[at])
+                {
+                    self.outgoing.remove(at);
+                }
+            }
+        }
+        self.owed += begun;
         self.finished.retain(|(ticket, _)| ticket.mailbox != mailbox);
         self.blocked &= !self.outgoing.is_empty();
-        begun
+        begun > 0
+    }
+
+    /// Where a frame waits. What is given up is most often what was called last, or first.
+    fn find(&self, is_it: impl Fn(&Outgoing) -> bool) -> Option<usize> {
+        let last = self.outgoing.len().wrapping_sub(1);
+        let places = (0..self.outgoing.len().div_ceil(2)).flat_map(|at| [last - at, at]);
+        places.into_iter().find(|&at| is_it(&self.outgoing[at]))
     }
 
     /// Takes a frame without payload out of the queue if none of it has been written. Whether it was there.
     pub fn take_back(&mut self, frame: &Frame) -> bool {
         let header = frame.encode();
-        // What is given up is most often what was called last.
-        let found = self.outgoing.iter().rposition(|out| out.written == 0 && out.header == header);
+        let found = self.find(|out| out.written == 0 && out.header == header);
         if let Some(index) = found {
-            self.outgoing.remove(index);
+            let taken = self.outgoing.remove(index);
+            self.owed -= usize::from(taken.is_some_and(|out| out.ticket.is_none()));
             self.blocked &= !self.outgoing.is_empty();
         }
         found.is_some()
@@ -565,9 +597,12 @@ impl Lane {
         self.blocked = false;
         front.written += count;
         if front.left() == 0
-            && let Some(Outgoing { ticket: Some(ticket), piece, .. }) = self.outgoing.pop_front()
+            && let Some(Outgoing { ticket, piece, .. }) = self.outgoing.pop_front()
         {
-            self.finished.push((ticket, piece));
+            match ticket {
+                Some(ticket) => self.finished.push((ticket, piece)),
+                None => self.owed -= 1,
+            }
         }
         Ok(count)
     }

@@ -30,12 +30,15 @@ mod posting;
 mod pulled;
 mod streamed;
 mod transfer;
+mod wakes;
 
 pub use courses::{RECEIVER_GAVE_UP, SENDER_GAVE_UP};
 pub use failure::{Failure, Mismatch, Trouble};
+pub use wakes::Wakes;
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -46,6 +49,7 @@ use self::peer::{Peer, PeerState};
 use self::pulled::Pulled;
 use self::transfer::{Receive, Receiving, Sending};
 use super::hauling::Track;
+use super::lane::Frames;
 use super::pairs::{From, Pairs};
 use super::shelf::Shelf;
 use super::wire::{Frame, FrameKind, Key};
@@ -79,10 +83,33 @@ pub struct Mailbox {
     /// Of a message of send and receive: the rank of the endpoint on the other side, and the message's number.
     pub source: Option<(u32, u32)>,
     live: bool,
+    /// Who is to be told when something comes.
+    sleeper: Option<usize>,
 }
 
+/// What becomes of what an operation has sent that gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remains {
+    /// Nothing had left: it is as if nothing had been sent. Or all had come to its end.
+    Nothing,
+    /// A peer knows of it, and does not get it.
+    Part,
+    /// All of it goes, as far as it has not gone, out of copies.
+    Whole,
+}
+
+/// A message: the other rank, as the endpoint counts, and its name.
+pub type Transfer = (u32, Key);
+
 /// What is received or has come, by sender and key.
-type Receivings = HashMap<(u32, Key), Receiving, BuildHasherDefault<KeyHasher>>;
+type Receivings = HashMap<Transfer, Receiving, BuildHasherDefault<KeyHasher>>;
+
+/// A receive gives up that waited for a message.
+fn await_no_more(peers: &mut [Peer], from: &From) {
+    if let From::Rank(peer) = from {
+        peers[*peer as usize].expected -= 1;
+    }
+}
 
 /// All transfers of one endpoint.
 pub struct Messages {
@@ -119,6 +146,8 @@ pub struct Messages {
     pub loads: Vec<Arc<Track>>,
     /// Whether anything may wait for room to go out.
     pub backlog: Arc<AtomicBool>,
+    /// Those to be told that something has come to their mailboxes.
+    pub wakes: Arc<Wakes>,
 }
 
 impl Messages {
@@ -148,6 +177,7 @@ impl Messages {
             hauls: false,
             loads: Vec::new(),
             backlog: Arc::default(),
+            wakes: Arc::default(),
         }
     }
 
@@ -179,49 +209,92 @@ impl Messages {
         slot.failed = None;
         slot.source = None;
         slot.live = false;
+        slot.sleeper = None;
         self.free.push(mailbox);
     }
 
-    /// Ends the mailbox of an operation that gives up: no transfer of it touches its memory after this. Whether a peer may know
-    /// of what it has sent and has not come to its end; what had not left at all is as if it had never been.
-    pub fn cancel(&mut self, mailbox: u32) -> bool {
-        let peers = &mut self.peers;
-        self.receiving.retain(|(peer, key), entry| match entry {
-            Receiving::Posted(posted) | Receiving::Claimed(posted) if posted.ticket.mailbox == mailbox => {
-                let peer = &mut peers[*peer as usize];
+    /// Ends the mailbox of an operation that gives up: no transfer of it touches its memory after this. What becomes of what it
+    /// has sent and has not come to its end.
+    pub fn cancel(&mut self, mailbox: u32) -> Remains {
+        let receives = |(key, entry): (&Transfer, &Receiving)| entry.is_of(mailbox).then_some(*key);
+        let received: Vec<Transfer> = self.receiving.iter().filter_map(receives).collect();
+        let sends = |(key, entry): (&Transfer, &Sending)| entry.is_of(mailbox).then_some(*key);
+        let sent: Vec<Transfer> = self.sending.iter().filter_map(sends).collect();
+        let peers = 0..self.peers.len() as u32;
+        self.pairs.cancel(mailbox, |from| await_no_more(&mut self.peers, from));
+        self.give_up(mailbox, &received, &sent, (peers, Frames::Any))
+    }
+
+    /// As [`Messages::cancel`], of an operation that has one message, with this channel: `transfer` if it has found its other side.
+    /// Takes no longer for others that are under way.
+    pub fn cancel_one(&mut self, mailbox: u32, channel: (u64, u64), transfer: Option<Transfer>) -> Remains {
+        let Some(transfer) = transfer else {
+            self.pairs.cancel_in(channel, mailbox, |from| await_no_more(&mut self.peers, from));
+            return self.give_up(mailbox, &[], &[], (0..0, Frames::One));
+        };
+        let peers = transfer.0..transfer.0 + 1;
+        let is_received = self.receiving.get(&transfer).is_some_and(|entry| entry.is_of(mailbox));
+        match self.sending.get(&transfer).filter(|entry| entry.is_of(mailbox)) {
+            _ if is_received => self.give_up(mailbox, &[transfer], &[], (0..0, Frames::One)),
+            Some(Sending::Posted { pieces: 1.., .. }) => {
+                self.give_up(mailbox, &[], &[transfer], (peers, Frames::Any))
+            }
+            // It is announced, and no frame of its own is under way.
+            Some(_) => self.give_up(mailbox, &[], &[transfer], (0..0, Frames::One)),
+            None => self.give_up(mailbox, &[], &[], (peers, Frames::One)),
+        }
+    }
+
+    /// What is received and sent for a mailbox, and its frames to `peers`.
+    fn give_up(
+        &mut self,
+        mailbox: u32,
+        received: &[Transfer],
+        sent: &[Transfer],
+        (peers, frames): (Range<u32>, Frames),
+    ) -> Remains {
+        for transfer in received {
+            if let Some(Receiving::Posted(posted) | Receiving::Claimed(posted)) =
+                self.receiving.remove(transfer)
+            {
+                let (peer, key) = transfer;
+                let peer = &mut self.peers[*peer as usize];
                 peer.received(posted.into.len);
                 for lane in &peer.lanes {
                     lane.lock().discard(|frame| frame.key == *key);
                 }
-                false
-            }
-            _ => true,
-        });
-        let (mut withdrawn, mut known) = (Vec::new(), false);
-        let unpulled = pulled::leave(&mut self.pulled, &self.receiving);
-        self.sending.retain(|&(peer, key), entry| match *entry {
-            Sending::Posted { from, signature, ticket, .. } if ticket.mailbox == mailbox => {
-                peers[peer as usize].expected -= 1;
-                let (total, offset) = (from.len as u64, from.address as u64);
-                let kind = FrameKind::Request;
-                withdrawn.push((peer, Frame { kind, key, signature, total, offset, length: 0 }));
-                false
-            }
-            _ => true,
-        });
-        self.pairs.cancel(mailbox, |from| {
-            if let From::Rank(peer) = from {
-                peers[*peer as usize].expected -= 1;
-            }
-        });
-        for peer in peers {
-            peer.waiting.retain(|(_, _, ticket)| ticket.is_none_or(|ticket| ticket.mailbox != mailbox));
-            for lane in &peer.lanes {
-                known |= lane.lock().cancel(mailbox);
             }
         }
-        for (peer, announcement) in withdrawn {
-            if self.withdraw(peer, &announcement) {
+        let unpulled = pulled::leave(&mut self.pulled, &self.receiving);
+        // Whether a peer may know of anything, and whether anything does not go.
+        let (mut known, mut lacks, mut torn) = (false, false, Vec::new());
+        for index in peers {
+            let peer = &mut self.peers[index as usize];
+            let before = peer.waiting.len();
+            peer.waiting.retain(|(_, _, ticket)| ticket.is_none_or(|ticket| ticket.mailbox != mailbox));
+            lacks |= peer.waiting.len() < before;
+            for lane in &peer.lanes {
+                known |= lane.lock().cancel(mailbox, frames, |piece| match piece {
+                    Some(key) => torn.push((index, key)),
+                    None => lacks = true,
+                });
+            }
+        }
+        for &(peer, key) in sent {
+            let Some(Sending::Posted { from, signature, pieces, .. }) = self.sending.remove(&(peer, key))
+            else {
+                continue;
+            };
+            self.peers[peer as usize].expected -= 1;
+            // All pieces that are left have begun to go.
+            if pieces > 0 && !torn.contains(&(peer, key)) {
+                known = true;
+                continue;
+            }
+            lacks = true;
+            let (total, offset) = (from.len as u64, from.address as u64);
+            let kind = FrameKind::Request;
+            if self.withdraw(peer, &Frame { kind, key, signature, total, offset, length: 0 }) {
                 known = true;
                 self.flush(peer);
             }
@@ -232,7 +305,11 @@ impl Messages {
             self.count_pulled(peer);
         }
         self.close_mailbox(mailbox);
-        known
+        match (known, lacks) {
+            (false, _) => Remains::Nothing,
+            (true, true) => Remains::Part,
+            (true, false) => Remains::Whole,
+        }
     }
 
     /// Takes the announcement of a message back. Whether it has left, and its withdrawal follows it.

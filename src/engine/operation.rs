@@ -29,11 +29,22 @@ pub trait Operation: Send {
     /// Gives up. Nothing touches the caller's memory after this.
     fn abandon(&mut self, group: &Group);
 
+    /// The same, since its caller wants it. The completion if it comes to its end all the same.
+    fn cancel(&mut self, group: &Group) -> Option<Completion> {
+        self.abandon(group);
+        None
+    }
+
     /// The ranks of the group that it waits for, for a person who wants to know why it takes so long.
     fn waits_for(&self, group: &Group) -> Vec<u32>;
 
     /// Begins what touches no other rank and may come before its turn. Called while it waits for that, if it does.
     fn prepare(&mut self, _group: &Group) {}
+
+    /// The mailbox in which all comes that it waits for, when a look at it has been in vain.
+    fn mailbox(&self) -> Option<u32> {
+        None
+    }
 
     /// Whether all that is left of it concerns this rank alone, and nothing of the next call can come before that where it matters:
     /// that one may have its turn.
@@ -121,12 +132,20 @@ impl Operation for Box<dyn Operation> {
         (**self).abandon(group);
     }
 
+    fn cancel(&mut self, group: &Group) -> Option<Completion> {
+        (**self).cancel(group)
+    }
+
     fn waits_for(&self, group: &Group) -> Vec<u32> {
         (**self).waits_for(group)
     }
 
     fn prepare(&mut self, group: &Group) {
         (**self).prepare(group);
+    }
+
+    fn mailbox(&self) -> Option<u32> {
+        (**self).mailbox()
     }
 
     fn has_exchanged(&self) -> bool {
@@ -172,6 +191,8 @@ pub struct Running {
     active: AtomicBool,
     /// and has gone to the next call.
     passed: AtomicBool,
+    /// Whether the endpoint does not look at it until something comes for it. Changed with the endpoint's list locked.
+    dormant: AtomicBool,
     done: AtomicBool,
     ending: Mutex<Ending>,
     /// What streams wait for, of one on a device.
@@ -223,6 +244,7 @@ impl Running {
             }),
             active: AtomicBool::new(false),
             passed: AtomicBool::new(false),
+            dormant: AtomicBool::new(false),
             done: AtomicBool::new(false),
             ending: Mutex::default(),
         })
@@ -241,6 +263,7 @@ impl Running {
             stage: Mutex::new(Stage::Over),
             active: AtomicBool::new(true),
             passed: AtomicBool::new(true),
+            dormant: AtomicBool::new(false),
             done: AtomicBool::new(true),
             ending: Mutex::new(Ending { result: Some(result), callbacks: Vec::new() }),
         })
@@ -271,14 +294,46 @@ impl Running {
         self.call.called.elapsed()
     }
 
+    /// The same at this moment.
+    pub fn age_at(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.call.called)
+    }
+
     /// Whether it has its turn, or has had it.
     pub fn is_active(&self) -> bool {
-        self.active.load(Ordering::Acquire)
+        self.active.load(Ordering::SeqCst)
+    }
+
+    /// When it will not have its turn any more.
+    pub fn gives_up_at(&self) -> Deadline {
+        self.call.gives_up_at()
     }
 
     /// Whether it will not have its turn any more: it would have been given up by `now`.
     pub fn gives_up(&self, now: Instant) -> bool {
-        self.call.gives_up_at().expired_by(now)
+        self.gives_up_at().expired_by(now)
+    }
+
+    /// Whether nobody looks at it until something comes for it.
+    pub fn is_dormant(&self) -> bool {
+        self.dormant.load(Ordering::SeqCst)
+    }
+
+    /// For the endpoint.
+    pub fn set_dormant(&self, dormant: bool) {
+        self.dormant.store(dormant, Ordering::SeqCst);
+    }
+
+    /// If all that it waits for comes to its mailbox, has `lie_down` called, with the moment when it is to be looked at whatever comes;
+    /// and then `sleeper` told of what does, if that says so. Nobody moves it meanwhile.
+    pub fn lie_down(&self, sleeper: usize, lie_down: impl FnOnce(Deadline) -> bool) {
+        let Ok(stage) = self.stage.try_lock() else { return };
+        let Stage::Running { operation, compare_at, has_worked: false, .. } = &*stage else { return };
+        if let Some(mailbox) = operation.mailbox().filter(|_| self.is_active())
+            && lie_down(self.call.deadline.min(*compare_at))
+        {
+            self.group.endpoint().messages().wake_for(mailbox, sleeper);
+        }
     }
 
     /// When somebody has to look at it next, if nothing comes for it.
@@ -306,9 +361,13 @@ impl Running {
             self.group.begin(&self.call);
             *compare_at = self.call.compare_at(Instant::now());
         }
-        self.active.store(true, Ordering::Release);
+        self.active.store(true, Ordering::SeqCst);
         let has_ended = matches!(*stage, Stage::Over);
         drop(stage);
+        // Against one that lets it lie dormant meanwhile: either this sees that, or that sees that its turn has come.
+        if self.is_dormant() {
+            self.group.endpoint().awaken(self);
+        }
         has_ended && !self.passed.swap(true, Ordering::AcqRel)
     }
 
@@ -390,11 +449,11 @@ impl Running {
     }
 
     /// Ends it if its group has failed, also before its turn: whoever moves the call that has the turn may be held up in the driver,
-    /// which may wait for a stream that waits for this one. Only for one that asks no driver. Whether it has ended.
-    pub fn end_in_failure(&self) -> bool {
-        let Ok(mut stage) = self.stage.try_lock() else { return false };
+    /// which may wait for a stream that waits for this one. Only for one that asks no driver.
+    pub fn end_in_failure(&self) {
+        let Ok(mut stage) = self.stage.try_lock() else { return };
         let (Stage::Running { operation, .. }, Some(error)) = (&mut *stage, self.group.failure()) else {
-            return false;
+            return;
         };
         let standing = operation.standing();
         operation.abandon(&self.group);
@@ -402,7 +461,6 @@ impl Running {
         let active = self.is_active();
         drop(stage);
         self.end(Err(error), standing, active);
-        true
     }
 
     /// Whether its turn has gone to the next call.
@@ -460,14 +518,15 @@ impl Running {
         }
     }
 
-    /// Ends it with `Aborted` before its time. Whether it was running.
+    /// Ends it with `Aborted` before its time; a send that goes whole all the same, as complete. Whether it was running.
     pub fn cancel(&self) -> bool {
         let mut stage = lock(&self.stage);
         let Stage::Running { operation, .. } = &mut *stage else { return false };
-        operation.abandon(&self.group);
+        let completion = operation.cancel(&self.group);
         *stage = Stage::Over;
         drop(stage);
-        self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")), None);
+        let result = completion.ok_or_else(|| Error::new(Status::Aborted, "cancelled by its caller"));
+        self.finish(result, None);
         self.group.endpoint().wake();
         self.group.endpoint().see_out();
         true

@@ -134,6 +134,18 @@ impl<T> Pairs<T> {
         });
     }
 
+    /// As [`Pairs::cancel`], where there is one, of this channel.
+    pub fn cancel_in(&mut self, channel: Channel, mailbox: u32, each: impl FnOnce(&From)) {
+        let Some(receives) = self.waiting.get_mut(&channel) else { return };
+        let at = receives.iter().position(|waiting| waiting.ticket.mailbox == mailbox);
+        if let Some(waiting) = at.and_then(|at| receives.remove(at)) {
+            each(&waiting.from);
+        }
+        if receives.is_empty() {
+            self.waiting.remove(&channel);
+        }
+    }
+
     /// A group is gone: the numbers of its messages and the messages that nobody has taken go with it.
     pub fn forget(&mut self, group: u64) {
         self.sent.retain(|(_, other), _| *other != group);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::endpoint::{Endpoint, lock};
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
-use super::messages::{Failure, RECEIVER_GAVE_UP, SENDER_GAVE_UP};
+use super::messages::{Failure, RECEIVER_GAVE_UP, Remains, SENDER_GAVE_UP};
 use super::operation::{Completion, Operation};
 use super::pairs::From;
 use super::sends::SendTurn;
@@ -212,20 +212,26 @@ impl Point {
         Course { peer, key, signature, endpoint, sends, source, behind, left: behind, told: false }
     }
 
-    /// Gives up while the first piece is under way.
-    fn abandon_first(&self, group: &Group, mailbox: u32) {
+    /// Gives up while the first piece is under way. Whether it is a send's, and all of the message.
+    fn abandon_first(&self, group: &Group, mailbox: u32) -> bool {
         let mut messages = group.endpoint().messages();
         let mail = messages.look(mailbox);
-        let (source, taken) = (mail.source, !mail.done.is_empty());
-        let known = messages.cancel(mailbox);
+        let (source, taken, failed) = (mail.source, !mail.done.is_empty(), mail.failed.is_some());
+        let channel = (group.id(), self.tag);
+        let first = source.map(|(peer, sequence)| (peer, first_key(channel, sequence)));
+        let remains = messages.cancel_one(mailbox, channel, first);
         drop(messages);
-        if let (Some((peer, sequence)), 1..) = (source, self.behind) {
-            let mut course = self.course(group, peer, sequence);
-            // A receive that has its message has let the sender know: what comes of the first piece is thrown away here, and
-            // the sender takes it for taken. A send, if any of it has gone: the receiver may have all of the first piece before
-            // it reads that it is withdrawn.
-            course.told = course.sends && !taken && !known;
+        let Some((peer, sequence)) = source else { return false };
+        if self.behind == 0 {
+            let goes = !failed && (taken || remains == Remains::Whole);
+            return goes && matches!(self.message, Message::Send { .. });
         }
+        let mut course = self.course(group, peer, sequence);
+        // A receive that has its message has let the sender know: what comes of the first piece is thrown away here, and
+        // the sender takes it for taken. A send, if any of it has gone: the receiver may have all of the first piece before
+        // it reads that it is withdrawn.
+        course.told = course.sends && !taken && remains == Remains::Nothing;
+        false
     }
 
     /// Ends the course of the pieces before `next`, and begins those behind them. Whether there are any.
@@ -281,10 +287,30 @@ impl Operation for Point {
     }
 
     fn abandon(&mut self, group: &Group) {
-        match std::mem::replace(&mut self.state, State::Ended) {
+        let _ = self.cancel(group);
+    }
+
+    /// A send of which a part has gone and the rest goes from a copy is complete: its receiver gets it, and is not to get it twice.
+    fn cancel(&mut self, group: &Group) -> Option<Completion> {
+        let goes = match std::mem::replace(&mut self.state, State::Ended) {
             State::Posted(mailbox) => self.abandon_first(group, mailbox),
-            State::Following(_course, mut following) => following.abandon(group),
-            State::Queued(_) | State::Ended => {}
+            State::Following(mut course, mut following) => {
+                let goes = following.give_up(group, &course) && following.end == self.cut.pieces();
+                // Then the other side is not told of any end but that.
+                course.left = if goes { 0 } else { course.left };
+                goes
+            }
+            State::Queued(_) | State::Ended => false,
+        };
+        goes.then(Completion::default)
+    }
+
+    fn mailbox(&self) -> Option<u32> {
+        match &self.state {
+            State::Posted(mailbox) => Some(*mailbox),
+            // What has failed is looked at again after a while.
+            State::Following(_, following) => following.failed.is_none().then_some(following.mailbox),
+            State::Queued(_) | State::Ended => None,
         }
     }
 
@@ -455,6 +481,17 @@ impl Following {
 
     fn abandon(&mut self, group: &Group) {
         group.endpoint().messages().cancel(self.mailbox);
+    }
+
+    /// The same. Whether they are a send's that go all the same, if they have not gone.
+    fn give_up(&mut self, group: &Group, course: &Course) -> bool {
+        let mut messages = group.endpoint().messages();
+        let mail = messages.look(self.mailbox);
+        let [_, word] = course.words();
+        let fails = self.failed.is_some() || mail.failed.is_some() || mail.done.contains(&word);
+        let ended = mail.done.len() as u32;
+        let remains = messages.cancel(self.mailbox);
+        course.sends && !fails && (ended == self.left || remains == Remains::Whole)
     }
 }
 

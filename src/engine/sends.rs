@@ -76,7 +76,10 @@ impl Drop for SendTurn {
         let mut waiting = lock(&self.sends.waiting);
         let mut more = false;
         if let Some(queue) = waiting.queues.get_mut(&self.channel) {
-            queue.retain(|number| *number != self.number);
+            // Numbers go up; mostly it is the first.
+            if let Ok(at) = queue.binary_search(&self.number) {
+                queue.remove(at);
+            }
             more = !queue.is_empty();
         }
         if !more {

@@ -1,5 +1,6 @@
 //! What happens when things end early: two ranks of one process, driven by hand.
 
+mod crowds;
 mod given_up;
 mod hauling;
 mod long_calls;
@@ -112,6 +113,7 @@ fn a_wait_ends_at_its_deadline_though_there_is_always_something_to_do() {
         Through::Messages,
         || -> Option<()> {
             // Moving it on counts as progress.
+            group.endpoint().disown(&ended);
             group.endpoint().adopt(ended.clone());
             None
         },

@@ -1,15 +1,18 @@
 //! What the library moves when nobody waits for it: operations that were started, and calls that streams do.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::attendant::{LOOK, Next};
+use super::dormant::{CROWD, Dormant, Name};
 use super::{Endpoint, Look, Through, lock};
 use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
 use crate::engine::device::{DeviceExchange, Way};
 use crate::engine::group::Group;
+use crate::engine::messages::Wakes;
 use crate::engine::operation::Running;
 use crate::sys;
 use crate::transport::service::Attendance;
@@ -54,10 +57,11 @@ impl Leave {
 }
 
 /// Operations that were started and have not ended.
-#[derive(Default)]
 pub(super) struct Unattended {
-    list: Mutex<Vec<Arc<Running>>>,
-    /// Its length. Changed with the list locked.
+    list: Mutex<List>,
+    /// Who of those that lie dormant has got something.
+    wakes: Arc<Wakes>,
+    /// How many there are. Changed with the list locked.
     count: AtomicUsize,
     /// How many of them are on devices, which ring nobody.
     on_devices: AtomicUsize,
@@ -67,7 +71,88 @@ pub(super) struct Unattended {
     leave: Mutex<Leave>,
 }
 
+#[derive(Default)]
+struct List {
+    /// Those that each look looks at; all that are on devices are among them.
+    awake: VecDeque<Arc<Running>>,
+    dormant: Dormant<Arc<Running>>,
+}
+
+/// One is kept at its place as long as it is in the list.
+fn name(running: &Running) -> Name {
+    std::ptr::from_ref(running).addr()
+}
+
+impl List {
+    /// Takes one of those that are awake out, if it is there. Mostly it is among the first.
+    fn take_awake(&mut self, running: &Running) -> Option<Arc<Running>> {
+        let at = self.awake.iter().position(|other| std::ptr::eq(&**other, running))?;
+        self.awake.remove(at)
+    }
+
+    fn take_dormant(&mut self, name: Name) {
+        let taken = self.dormant.take(name);
+        self.wake(taken);
+    }
+
+    fn wake(&mut self, taken: impl IntoIterator<Item = Arc<Running>>) {
+        for running in taken {
+            running.set_dormant(false);
+            self.awake.push_back(running);
+        }
+    }
+
+    /// Wakes those to which something has come, or that are due.
+    fn wake_due(&mut self, wakes: &Wakes, now: Instant) {
+        wakes.take().into_iter().for_each(|name| self.take_dormant(name));
+        while let Some(due) = self.dormant.take_due(now) {
+            self.wake([due]);
+        }
+    }
+
+    /// Has those lie dormant that wait for the turn of others, but for the next after such as have theirs. Their turn wakes them.
+    fn lay_down_waiting(&mut self, now: Instant) {
+        let mut follows = false;
+        // Each once, and those that stay keep their order.
+        for _ in 0..self.awake.len() {
+            let Some(running) = self.awake.pop_front() else { return };
+            let active = running.is_active();
+            let stays = std::mem::replace(&mut follows, active) || active || !is_grown(&running, now);
+            if stays || running.through() == Through::Device || running.gives_up(now) {
+                self.awake.push_back(running);
+                continue;
+            }
+            running.set_dormant(true);
+            // Against whoever gives it its turn: either this sees that it has it, or that sees where it is.
+            if running.is_active() {
+                running.set_dormant(false);
+                self.awake.push_back(running);
+            } else {
+                let due = running.gives_up_at();
+                self.dormant.add(name(&running), running, due);
+            }
+        }
+    }
+}
+
+/// Whether it was begun so long ago that whoever did does not mean to wait at once.
+fn is_grown(running: &Running, now: Instant) -> bool {
+    running.age_at(now) >= YOUNG
+}
+
 impl Unattended {
+    /// None. `wakes` are told of by their mailboxes.
+    pub(super) fn new(wakes: Arc<Wakes>) -> Unattended {
+        Unattended {
+            list: Mutex::default(),
+            wakes,
+            count: AtomicUsize::new(0),
+            on_devices: AtomicUsize::new(0),
+            begun: Default::default(),
+            leave: Mutex::default(),
+        }
+    }
+
     /// Whether there are any.
     pub(super) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
@@ -85,13 +170,15 @@ impl Unattended {
 
     /// How many on the host were begun so long ago that whoever did does not mean to wait at once.
     fn grown(&self) -> usize {
-        let grown = |running: &&Arc<Running>| running.through() != Through::Device && running.age() >= YOUNG;
-        lock(&self.list).iter().filter(grown).count()
+        let now = Instant::now();
+        let grown = |running: &&Arc<Running>| running.through() != Through::Device && is_grown(running, now);
+        let list = lock(&self.list);
+        list.dormant.len() + list.awake.iter().filter(grown).count()
     }
 
     /// Whether streams wait for any. Whoever began that may do something else.
     fn any_for_streams(&self) -> bool {
-        self.any_on_devices() && lock(&self.list).iter().any(|running| running.streams_wait())
+        self.any_on_devices() && lock(&self.list).awake.iter().any(|running| running.streams_wait())
     }
 
     /// Whether any on a device is for the attendant: streams wait for it, or nobody does that began it some time ago.
@@ -99,7 +186,7 @@ impl Unattended {
         let left = |running: &Arc<Running>| {
             running.through() == Through::Device && (running.age() >= YOUNG || running.streams_wait())
         };
-        lock(&self.list).iter().any(left)
+        lock(&self.list).awake.iter().any(left)
     }
 
     /// Whether any is on the host alone.
@@ -110,7 +197,7 @@ impl Unattended {
     fn add(&self, running: Arc<Running>) {
         let mut list = lock(&self.list);
         let on_device = usize::from(running.through() == Through::Device);
-        list.push(running);
+        list.awake.push_back(running);
         // Under the lock: nobody takes it off the list before it is counted.
         self.count.fetch_add(1, Ordering::Relaxed);
         self.on_devices.fetch_add(on_device, Ordering::Relaxed);
@@ -119,13 +206,35 @@ impl Unattended {
 
     fn remove(&self, running: &Running) {
         let mut list = lock(&self.list);
-        let before = list.len();
-        list.retain(|other| !std::ptr::eq(&**other, running));
-        let gone = before - list.len();
-        if running.through() == Through::Device {
-            self.on_devices.fetch_sub(gone, Ordering::Relaxed);
+        let gone = match running.is_dormant() {
+            true => list.dormant.take(name(running)),
+            false => list.take_awake(running),
+        };
+        if gone.is_none() {
+            return;
         }
-        self.count.fetch_sub(gone, Ordering::Relaxed);
+        if running.through() == Through::Device {
+            self.on_devices.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// It has been looked at in vain: if all that it waits for comes to its mailbox, it lies dormant until something does.
+    fn lay_down(&self, running: &Running, now: Instant) {
+        if !is_grown(running, now) {
+            return;
+        }
+        running.lie_down(name(running), |due| {
+            let mut list = lock(&self.list);
+            // Against whoever wakes all of a group that has failed: that comes behind its failure.
+            if running.group().latched().is_some() {
+                return false;
+            }
+            let Some(taken) = list.take_awake(running) else { return false };
+            taken.set_dormant(true);
+            list.dormant.add(name(running), taken, due);
+            true
+        });
     }
 
     /// When one of those on the host is to be looked at, if nothing comes for it.
@@ -133,24 +242,35 @@ impl Unattended {
         if !self.any_on_host() {
             return Deadline::NEVER;
         }
-        let all = self.all();
+        let list = lock(&self.list);
+        let (all, due) = (list.awake.clone(), list.dormant.next_due());
+        drop(list);
         let on_host = all.iter().filter(|running| running.through() != Through::Device);
-        on_host.fold(Deadline::NEVER, |next, running| next.min(running.deadline()))
+        on_host.fold(due, |next, running| next.min(running.deadline()))
     }
 
-    fn all(&self) -> Vec<Arc<Running>> {
-        lock(&self.list).clone()
+    /// All but those that lie dormant.
+    fn awake(&self) -> VecDeque<Arc<Running>> {
+        lock(&self.list).awake.clone()
     }
 
-    /// Those that may have something to do: not what waits for the turn of others, but for the next after such as have theirs.
-    fn busy(&self) -> Vec<Arc<Running>> {
-        let now = Instant::now();
+    /// Those that may have something to do: not what waits for the turn of others, but for the next after such as have theirs. And
+    /// whether there are so many that they had better lie dormant.
+    fn busy(&self, now: Instant) -> (Vec<Arc<Running>>, bool) {
         let mut follows = false;
         let mut is_busy = |running: &&Arc<Running>| {
             let active = running.is_active();
             std::mem::replace(&mut follows, active) || active || running.gives_up(now)
         };
-        lock(&self.list).iter().filter(|running| is_busy(running)).cloned().collect()
+        let mut list = lock(&self.list);
+        if list.dormant.len() > 0 {
+            list.wake_due(&self.wakes, now);
+        }
+        let is_crowd = list.awake.len() > CROWD;
+        if is_crowd {
+            list.lay_down_waiting(now);
+        }
+        (list.awake.iter().filter(|running| is_busy(running)).cloned().collect(), is_crowd)
     }
 }
 
@@ -205,6 +325,24 @@ impl Endpoint {
         self.unattended.remove(running);
     }
 
+    /// How many are not looked at until something comes for them.
+    #[cfg(test)]
+    pub fn dormant(&self) -> usize {
+        lock(&self.unattended.list).dormant.len()
+    }
+
+    /// The turn of one that lies dormant has come.
+    pub fn awaken(&self, running: &Running) {
+        lock(&self.unattended.list).take_dormant(name(running));
+    }
+
+    /// A group has failed: none of its operations waits for anything else.
+    pub fn awaken_all(&self, group: &Group) {
+        let mut list = lock(&self.unattended.list);
+        let taken = list.dormant.take_all(|running| std::ptr::eq(&**running.group(), group));
+        list.wake(taken);
+    }
+
     /// Moves them, those on devices only if `through` says so. Whether any has ended, or is at work. Not within a callback:
     /// callbacks of others would be called there, within each other without end. Whoever calls them goes on afterwards.
     pub(super) fn advance_running(&self, through: Through) -> bool {
@@ -213,17 +351,18 @@ impl Endpoint {
             return false;
         }
         let mut moved = false;
-        for running in self.unattended.busy() {
+        let now = Instant::now();
+        let (busy, is_crowd) = self.unattended.busy(now);
+        for running in busy {
             if !on_devices && running.through() == Through::Device {
                 continue;
             }
             let had_passed = running.has_passed();
             let look = running.advance();
-            let ended = look == Look::Over(());
             // Then another has its turn, which may not have been among these.
             moved |= look != Look::Waits || running.has_passed() != had_passed;
-            if ended {
-                self.disown(&running);
+            if is_crowd && look == Look::Waits {
+                self.unattended.lay_down(&running, now);
             }
         }
         if on_devices {
@@ -237,7 +376,7 @@ impl Endpoint {
         let left = |running: &&Arc<Running>| running.through() == Through::Device && !running.asks_driver();
         let since =
             Duration::from_nanos(self.age().saturating_sub(self.watch.moved_at.load(Ordering::Relaxed)));
-        let all = self.unattended.all();
+        let all = self.unattended.awake();
         // Another may come back all the time that passes over what one is held up with, and over what stands behind that.
         if since < 2 * LOOK && !all.iter().any(|running| running.is_held_up()) {
             return LOOK;
@@ -246,9 +385,9 @@ impl Endpoint {
             return LOOK;
         }
         self.progress(0, Through::Messages);
-        for running in self.unattended.all().iter().filter(left) {
-            if running.advance() == Look::Over(()) || running.end_in_failure() {
-                self.disown(running);
+        for running in self.unattended.awake().iter().filter(left) {
+            if running.advance() != Look::Over(()) {
+                running.end_in_failure();
             }
         }
         STAND_IN
@@ -320,7 +459,7 @@ impl Endpoint {
         }
         let mut next = LOOK;
         if self.unattended.any_on_devices() {
-            for running in self.unattended.all() {
+            for running in self.unattended.awake() {
                 running.oversee();
             }
             next = self.stand_in();

@@ -27,7 +27,7 @@ impl Messages {
             FrameKind::Done => {
                 if let Some(Sending::Posted { ticket, .. }) = self.sending.remove(&(peer, frame.key)) {
                     self.peers[peer as usize].expected -= 1;
-                    self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                    self.note_done(ticket);
                 }
             }
             FrameKind::Refuse => {
@@ -170,7 +170,7 @@ impl Messages {
                     self.unexpected_bytes -= kept(parcel.bytes().len());
                     self.shelf.give_back(parcel);
                     self.peers[peer as usize].received(posted.into.len);
-                    self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
+                    self.note_done(posted.ticket);
                 }
                 Some(Receiving::Early(_)) => {
                     let early = Early::Eager(incoming.frame.signature, parcel);
@@ -189,7 +189,7 @@ impl Messages {
                         let (ticket, len) = (posted.ticket, posted.into.len);
                         self.receiving.remove(&key);
                         self.peers[peer as usize].received(len);
-                        self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                        self.note_done(ticket);
                     }
                 }
             }

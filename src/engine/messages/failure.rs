@@ -69,6 +69,7 @@ impl Messages {
         let mailbox = &mut self.mailboxes[ticket.mailbox as usize];
         if mailbox.live && mailbox.failed.is_none() {
             mailbox.failed = Some(why);
+            mailbox.wake(&self.wakes);
         }
     }
 

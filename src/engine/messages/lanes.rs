@@ -170,7 +170,7 @@ impl Messages {
                     self.sending.remove(&(peer, key));
                     slot.expected -= 1;
                 }
-                self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                self.mailboxes[ticket.mailbox as usize].tell(ticket.step, &self.wakes);
             });
             match result {
                 Ok(progress) => moved |= progress,

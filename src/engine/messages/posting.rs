@@ -167,7 +167,7 @@ impl Messages {
                     self.unexpected_bytes -= kept(parcel.bytes().len());
                     self.shelf.give_back(std::mem::take(parcel));
                     self.receiving.remove(&(peer, key));
-                    self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                    self.note_done(ticket);
                 }
                 Early::Request { frame } => {
                     let frame = *frame;

@@ -122,7 +122,7 @@ impl Messages {
             // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
             if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
                 self.peers[peer as usize].received(posted.into.len);
-                self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
+                self.note_done(posted.ticket);
             }
             self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
         }

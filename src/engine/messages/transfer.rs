@@ -55,6 +55,21 @@ pub(super) struct Receive {
     pub(super) signature: Signature,
 }
 
+impl Receiving {
+    /// Whether it is received for this mailbox.
+    pub(super) fn is_of(&self, mailbox: u32) -> bool {
+        let of = |posted: &Posted| posted.ticket.mailbox == mailbox;
+        matches!(self, Receiving::Posted(posted) | Receiving::Claimed(posted) if of(posted))
+    }
+}
+
+impl Sending {
+    /// Whether it is sent for this mailbox.
+    pub(super) fn is_of(&self, mailbox: u32) -> bool {
+        matches!(self, Sending::Posted { ticket, .. } if ticket.mailbox == mailbox)
+    }
+}
+
 impl Posted {
     pub(super) fn new(
         into: Destination,

@@ -199,6 +199,41 @@ fn what_has_not_begun_at_its_deadline_is_for_the_next_receive_or_was_never_sent(
 }
 
 #[test]
+fn a_send_of_which_a_part_has_gone_is_complete_when_it_is_given_up() {
+    // Sent unasked.
+    const LEN: usize = 60_000;
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        // Nobody reads: at some point a part of a message fits.
+        let held = hold_service();
+        let mut bytes = Vec::new();
+        let partly = loop {
+            bytes.push(vec![bytes.len() as u8; LEN]);
+            let sent = send(&groups[0], 4, bytes.last().expect("a message"));
+            if !sent.has_ended() {
+                break sent;
+            }
+        };
+        let mut last = vec![0xee; LEN];
+        let not_at_all = send(&groups[0], 4, &last);
+        assert!(not_at_all.cancel() && partly.cancel());
+        let aborted = not_at_all.result().expect("its end").expect_err("nothing of it has gone");
+        assert_eq!(aborted.status(), Status::Aborted);
+        // The memory is the caller's again.
+        partly.result().expect("its end").expect("the rest of it goes from a copy");
+        let due = bytes.clone();
+        bytes.iter_mut().chain([&mut last]).for_each(|bytes| bytes.fill(0xdd));
+        drop(held);
+        for due in due {
+            let mut came = vec![0; LEN];
+            done(&receive(&groups[1], 4, &mut came));
+            assert!(came == due, "shm: {shm}, {} instead of {}", came[LEN - 1], due[0]);
+        }
+        nothing_is_left(&groups, before, 4);
+    }
+}
+
+#[test]
 fn receives_whose_messages_are_withdrawn_take_the_next_ones_in_the_order_of_the_calls() {
     for shm in [true, false] {
         let (groups, before) = begun(shm);
@@ -462,6 +497,10 @@ fn nobody_writes_to_a_receive_or_reads_a_send_that_is_over() {
             let (other, others) = sides[1 - round as usize / 2 % 2];
             midway[usize::from(shm)] += usize::from(gives_up.cancel());
             unmap(memory, len);
+            if Arc::ptr_eq(gives_up, &sends) && gives_up.result().expect("its end").is_ok() {
+                // All of it has gone, or goes.
+                done(other);
+            }
             other.wait(Deadline::after(Duration::from_millis(2)));
             other.cancel();
             unmap(others, len);

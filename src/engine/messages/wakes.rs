@@ -1,0 +1,65 @@
+//! Who is told that something has come to a mailbox at which nobody looks.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Mailbox, Messages};
+use crate::engine::endpoint::lock;
+use crate::engine::lane::Ticket;
+
+/// The names of those to whose mailboxes something has come, until somebody takes them.
+#[derive(Default)]
+pub struct Wakes {
+    any: AtomicBool,
+    names: Mutex<Vec<usize>>,
+}
+
+impl Wakes {
+    fn add(&self, name: usize) {
+        lock(&self.names).push(name);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Those that have come.
+    pub fn take(&self) -> Vec<usize> {
+        if !self.any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        // Before they are taken: of one that comes behind that is told again.
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut *lock(&self.names))
+    }
+}
+
+impl Mailbox {
+    /// The transfer of a step has ended.
+    pub(super) fn tell(&mut self, step: u32, wakes: &Wakes) {
+        self.done.push(step);
+        self.wake(wakes);
+    }
+
+    /// Something has come.
+    pub(super) fn wake(&mut self, wakes: &Wakes) {
+        if let Some(sleeper) = self.sleeper.take() {
+            wakes.add(sleeper);
+        }
+    }
+}
+
+impl Messages {
+    /// A transfer has ended.
+    pub(super) fn note_done(&mut self, ticket: Ticket) {
+        self.mailboxes[ticket.mailbox as usize].tell(ticket.step, &self.wakes);
+    }
+
+    /// [`Wakes`] has the name of `sleeper` as soon as there is something in this mailbox.
+    pub fn wake_for(&mut self, mailbox: u32, sleeper: usize) {
+        let slot = &mut self.mailboxes[mailbox as usize];
+        slot.sleeper = Some(sleeper);
+        if !slot.done.is_empty() || slot.failed.is_some() {
+            slot.wake(&self.wakes);
+        }
+    }
+}
