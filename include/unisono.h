@@ -502,7 +502,8 @@ typedef struct unisono_algorithm_options_t {
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     int32_t algorithm;
     /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
-    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result.
+    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result. Any two are
+    /// apart or the same: others are UNISONO_INVALID_ARGUMENT.
     /// Others: the first is sent and the second received, with the sizes of the function of that name; what that ignores may be NULL
     /// here, too. Barrier: none.
     void *const *pointers;
@@ -527,7 +528,8 @@ typedef struct unisono_algorithm_options_t {
     uint32_t reserved;
     /// Which of the root's buffers a broadcast copies.
     uint64_t root_pointer;
-    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset.
+    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset, or that of the options: another
+    /// is UNISONO_INVALID_ARGUMENT.
     const struct unisono_call_t *call;
 } unisono_algorithm_options_t;
 

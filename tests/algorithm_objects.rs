@@ -294,3 +294,52 @@ fn a_call_behind_one_that_failed_before_its_first_step_does_not_take_its_place()
         assert_eq!(second.expect_err("the group has failed").status(), Status::Timeout);
     });
 }
+
+#[test]
+fn buffers_that_overlap_in_part_and_a_call_that_names_another_algorithm_are_refused() {
+    ranks(2, TRANSPORTS[0], |context| {
+        let mut memory = vec![1.0f32; 30];
+        let base = memory.as_mut_ptr();
+        let make = |kind, offsets: &[usize], named| {
+            let options = AlgorithmOptions {
+                kind,
+                algorithm: Algorithm::Binomial as i32,
+                buffers: offsets.iter().map(|&offset| base.wrapping_add(offset).cast()).collect(),
+                streams: Vec::new(),
+                count: 10,
+                dtype: DataType::F32,
+                operator: Operator::Sum,
+                root: 0,
+                root_buffer: 0,
+                call: Call { algorithm: named, ..within(20_000) },
+            };
+            // SAFETY: the memory outlives the object.
+            unsafe { Prepared::new(context, options) }
+        };
+        for kind in [Kind::Allreduce, Kind::Reduce, Kind::Broadcast] {
+            let error = make(kind, &[20, 0, 9], None).err().expect("they overlap");
+            assert_eq!(error.status(), Status::InvalidArgument);
+            assert!(
+                error.text().starts_with("options->pointers[1] and options->pointers[2] overlap"),
+                "{error}"
+            );
+        }
+        let other =
+            make(Kind::Allreduce, &[0], Some(Algorithm::Ring as i32)).err().expect("it names another");
+        assert_eq!(other.status(), Status::InvalidArgument);
+        assert!(other.text().starts_with("options->call->algorithm is 4, but options->algorithm"), "{other}");
+        // The same buffer twice counts twice; neighbours are apart.
+        for named in [None, Some(0), Some(Algorithm::Binomial as i32)] {
+            // SAFETY: as above; no run is under way.
+            unsafe { std::slice::from_raw_parts_mut(base, 30) }.fill(1.0);
+            let object = make(Kind::Allreduce, &[0, 10, 0], named).expect("an object");
+            object.run().expect("a run");
+            // SAFETY: as above.
+            let memory = unsafe { std::slice::from_raw_parts(base, 30) };
+            assert!(
+                memory[..20].iter().all(|&value| value == 6.0)
+                    && memory[20..].iter().all(|&value| value == 1.0)
+            );
+        }
+    });
+}

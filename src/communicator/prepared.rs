@@ -7,6 +7,7 @@ use super::context::Context;
 use super::several::{Parts, Several};
 use super::work::Work;
 use super::{Call, Completion};
+use crate::collective::checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, StreamHandle, least_limit};
@@ -27,7 +28,7 @@ pub struct AlgorithmOptions {
     /// ABI number of the algorithm; 0 is automatic.
     pub algorithm: i32,
     /// This rank's buffers, all in host memory or all in device memory. Allreduce, reduce and broadcast: any number, each of
-    /// `count` elements, in place. The others: input and output.
+    /// `count` elements, in place; any two are apart or the same. The others: input and output.
     pub buffers: Vec<*mut u8>,
     /// For device memory, a stream for each buffer, or none at all. With streams a run is ordered on them; without, it
     /// comes after what the devices' default streams were given, and its result is there when it returns.
@@ -43,7 +44,7 @@ pub struct AlgorithmOptions {
     pub root: u32,
     /// Which of the root's buffers is the source of a broadcast.
     pub root_buffer: usize,
-    /// As in [`Call`]; its stream is unset.
+    /// As in [`Call`]; its stream is unset, and its algorithm unset or the object's.
     pub call: Call,
 }
 
@@ -117,6 +118,18 @@ impl Prepared {
             if buffer.is_null() && options.count > 0 && !ignores(*kind, is_root, index) {
                 fail!(InvalidArgument, "pointer {index} is NULL, but count is {}", options.count);
             }
+        }
+        if many {
+            check_apart(buffers, options.count, options.dtype)?;
+        }
+        if let Some(other) = options.call.algorithm.filter(|&named| named != 0 && named != options.algorithm)
+        {
+            fail!(
+                InvalidArgument,
+                "options->call->algorithm is {other}, but options->algorithm, by which the object goes, is {}: name it there, and \
+                 leave that of the call unset",
+                options.algorithm
+            );
         }
         let main = match kind {
             Kind::Broadcast if is_root => *root_buffer,
@@ -302,6 +315,27 @@ fn late(context: &Context) -> Error {
     Error::new(Status::Timeout, text)
 }
 
+/// Refuses buffers that have a part of their memory in common.
+fn check_apart(buffers: &[*mut u8], count: u64, dtype: DataType) -> Result<()> {
+    let bytes = checked::bytes("options->pointers", count, dtype.size() as u64, dtype)?;
+    let mut places: Vec<(usize, usize)> =
+        buffers.iter().map(|buffer| buffer.addr()).enumerate().map(|(index, start)| (start, index)).collect();
+    places.sort_unstable();
+    // If any two overlap, two neighbours do.
+    for pair in places.windows(2) {
+        let [(before, first), (behind, second)] = [pair[0], pair[1]];
+        let distance = behind - before;
+        if (1..bytes).contains(&distance) {
+            fail!(
+                InvalidArgument,
+                "options->pointers[{first}] and options->pointers[{second}] overlap: each has {bytes} bytes, and the second of \
+                 the two starts {distance} bytes behind the first. Give buffers that are apart, or the same one twice"
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Whether the buffers are device memory. All are, or none is; what is not has no streams.
 fn on_devices(
     options: &AlgorithmOptions,
@@ -427,6 +461,30 @@ mod tests {
             call: Call::default(),
         };
         on_devices(&options, &mut locate)
+    }
+
+    #[test]
+    fn buffers_that_overlap_in_part_are_refused_by_name() {
+        let check = |starts: &[usize]| {
+            let buffers: Vec<_> =
+                starts.iter().map(|&start| std::ptr::without_provenance_mut(start)).collect();
+            check_apart(&buffers, 10, DataType::F32)
+        };
+        for apart in [&[][..], &[100], &[100, 140, 60], &[140, 100, 140, 100]] {
+            assert_eq!(check(apart), Ok(()), "{apart:?}");
+        }
+        let refused = |starts: &[usize]| {
+            let error = check(starts).expect_err("they overlap");
+            assert_eq!(error.status(), Status::InvalidArgument);
+            error.text().to_owned()
+        };
+        assert_eq!(
+            refused(&[500, 139, 100]),
+            "options->pointers[2] and options->pointers[1] overlap: each has 40 bytes, and the second of the two starts 39 bytes \
+             behind the first. Give buffers that are apart, or the same one twice"
+        );
+        let text = refused(&[100, 500, 100, 101]);
+        assert!(text.starts_with("options->pointers[2] and options->pointers[3] overlap"), "{text}");
     }
 
     #[test]

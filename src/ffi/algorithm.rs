@@ -133,7 +133,8 @@ pub struct unisono_algorithm_options_t {
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     pub algorithm: i32,
     /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
-    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result.
+    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result. Any two are
+    /// apart or the same: others are UNISONO_INVALID_ARGUMENT.
     /// Others: the first is sent and the second received, with the sizes of the function of that name; what that ignores may be NULL
     /// here, too. Barrier: none.
     pub pointers: *const *mut c_void,
@@ -158,7 +159,8 @@ pub struct unisono_algorithm_options_t {
     pub reserved: u32,
     /// Which of the root's buffers a broadcast copies.
     pub root_pointer: u64,
-    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset.
+    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset, or that of the options: another
+    /// is UNISONO_INVALID_ARGUMENT.
     pub call: *const unisono_call_t,
 }
 
