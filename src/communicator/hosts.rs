@@ -195,9 +195,9 @@ impl Composed {
         if let Some(kernels) = &copier {
             // What runs before it in the order of calls must not come behind it on a stream.
             for (stream, courier) in couriers::ahead(group.id()) {
+                let is_busy = ahead::is_busy(&stream);
                 // SAFETY: whoever began those calls has promised their memory and their streams until they have ended.
-                self.context
-                    .or_fail(unsafe { courier.launch(&stream, ahead::is_busy(&stream), &**kernels) })?;
+                self.context.or_fail(unsafe { courier.launch(&stream, is_busy, &**kernels) })?;
             }
         }
         // The series is held: calls have their numbers in the order of their launches.

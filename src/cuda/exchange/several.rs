@@ -40,7 +40,7 @@ enum Family {
     Gather,
     /// All-to-alls: swapped by lines; else as sends and receives, as many one way as the other.
     Swap,
-    /// As sends and receives.
+    /// As sends and receives; long allgathers among them.
     Move,
 }
 
@@ -179,10 +179,9 @@ impl Bundler<'_> {
         let mut grid = Grid { blocks: 0, threads: 0, shared: 0, overlaps: false };
         let (function, mut arguments) = match family {
             Family::Combine(pair) => (pair.lines, Arguments::Combine(Box::new(Several::of(self.group)))),
-            Family::Gather | Family::Swap => {
+            Family::Gather | Family::Swap | Family::Move => {
                 (self.functions.several_swaps(), Arguments::Swap(Box::new(Several::of(self.group))))
             }
-            Family::Move => return None,
         };
         let mut place = 0;
         for alike in jobs.chunk_by(have_one_shape) {
@@ -278,11 +277,18 @@ impl Bundler<'_> {
             return None;
         }
         match job.kind {
+            Kind::Allgather if self.is_long(job) => Some(Family::Move),
             Kind::Allgather => Some(Family::Gather),
             Kind::Alltoall => Some(Family::Swap),
             Kind::Gather | Kind::Scatter => Some(Family::Move),
             _ => self.functions.several(job).map(Family::Combine),
         }
+    }
+
+    /// Whether an allgather is moved.
+    fn is_long(&self, job: &Job) -> bool {
+        let least = self.table.tuning(self.group.size()).gather_moves;
+        job.bytes().is_some_and(|bytes| bytes >= least)
     }
 
     /// A call by at most so many blocks, if it goes by lines then.

@@ -63,6 +63,9 @@ pub struct Tuning {
     pub move_slot: u32,
     /// From how many bytes on a broadcast between two ranks is a send from one to the other. Not for more ranks.
     pub broadcast_sends: u64,
+    /// From how many bytes of each rank on the allgathers of a group are moved, one after the other. Up to there they are broadcasts from each
+    /// rank, beside each other.
+    pub gather_moves: u64,
     /// From how many bytes on the root of a reduction in two steps combines no piece itself. Not for two ranks.
     pub reduce_spares: u64,
     /// Of allreduce.
@@ -191,6 +194,8 @@ impl Default for Table {
             // Two H100s, sent and by tiles that are combined: 8 MiB 28.4 and 28.1 µs, 16 MiB 50.7 and 51.9, 128 MiB 373 and
             // 379, 1 GiB 2926 and 2984.
             broadcast_sends: 16 * 1024 * KIB,
+            // Two H200s, in graphs, sixteen allgathers of 2, 4, 8 and 16 MiB of each rank moved 127, 211, 394 and 765 µs, as broadcasts 111, 213, 417 and 823.
+            gather_moves: 4 * 1024 * KIB,
             // Four H100s, without a piece for the root and with one: 16 MiB 88 and 79 µs, 32 MiB 148 and 150, 64 MiB 262 and 293,
             // 1 GiB 3614 and 4573.
             reduce_spares: 32 * 1024 * KIB,
@@ -234,6 +239,9 @@ impl Default for Table {
             // Four H100s, with slots of 24 KiB and of 16: an all-to-all of 64 MiB in all 155 and 161 µs, of 1 GiB 2311 and 2451, an allgather of it 2313
             // and 2448; with 20, 28 and 36 KiB an all-to-all of 1 GiB 2350, 2322 and 2301, of 16 MiB 46.2, 46.3 and 47.5.
             move_slot: 24 << 10,
+            // Four H200s, in graphs, sixteen allgathers of 512 KiB, 1, 4 and 8 MiB of each rank moved 117, 184, 609 and 1184 µs, as broadcasts 111, 217, 849 and
+            // 1675, as launches of their own 122, 243, 734 and 1303: broadcasts go by way of the others' slots, and here have two blocks each.
+            gather_moves: 1024 * KIB,
             allreduce: Bounds { narrow: 24 * KIB, wide: 384 * KIB, sharded: 4352 * KIB },
             reduce: Bounds { narrow: 128 * KIB, wide: 768 * KIB, sharded: 6144 * KIB },
             reduce_scatter: Bounds { narrow: 96 * KIB, wide: 1600 * KIB, sharded: 0 },
@@ -254,6 +262,7 @@ impl Default for Table {
             tile_blocks: 64,
             parts: 16,
             move_slot: 16 << 10,
+            gather_moves: 1024 * KIB,
             allreduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 4 * KIB, wide: 384 * KIB, sharded: 0 },

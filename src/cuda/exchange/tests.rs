@@ -35,6 +35,7 @@ fn table() -> Table {
             tile_part: 1024,
             move_slot: 4096,
             broadcast_sends: 6000,
+            gather_moves: 900,
             reduce_spares: 3000,
             dealt_from: DealtBounds { allreduce: 2500, reduce: 2500 },
             dealt_to: DealtBounds { allreduce: 4000, reduce: 4000 },
@@ -314,8 +315,9 @@ fn long_calls_of_a_group_share_launches_too() {
     assert_eq!(bundles(&[bytes(Kind::Broadcast, 512 << 10); 65]), [64, 1]);
     assert_eq!(bundles(&[sum(1), sum(9), sum(1 << 22), sum(1), sum(2)]), [5]);
     // An allgather is a broadcast of each rank then.
-    assert_eq!(bundles(&[bytes(Kind::Allgather, 4 << 20); 33]), [32, 1]);
-    // Other moves are one after the other then, which is no gain where lines hold several.
+    assert_eq!(bundles(&[bytes(Kind::Allgather, (4 << 20) - 1); 33]), [32, 1]);
+    // If it is longer, and other moves are, one goes after the other, which is no gain where lines hold several.
+    assert_eq!(bundles(&[bytes(Kind::Allgather, 4 << 20); 33]), [14, 14, 5]);
     assert_eq!(bundles(&[bytes(Kind::Alltoall, 4 << 20); 16]), [14, 2]);
     assert_eq!(bundles(&[bytes(Kind::Alltoall, 1 << 20); 16]), [2; 8]);
     let scaled = Case { operator: Operator::PreMulSum(0.0), ..sum(1 << 22) };

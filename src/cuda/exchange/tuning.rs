@@ -181,7 +181,7 @@ fn numbers_of_table(table: &mut Table) -> [Number<'_>; 2] {
     [short("blocks", blocks, Rule::Any), short("depth", depth, Rule::PowerOfTwo)]
 }
 
-fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 11] {
+fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 12] {
     // No `..`: what is added there has to come here.
     let Tuning {
         slot,
@@ -194,6 +194,7 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 11] {
         tile_part,
         move_slot,
         broadcast_sends,
+        gather_moves,
         reduce_spares,
         allreduce: _,
         reduce: _,
@@ -229,6 +230,7 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 11] {
         bytes("tile_part", tile_part),
         pages("move_slot", move_slot),
         bound("broadcast_sends", broadcast_sends),
+        bound("gather_moves", gather_moves),
         bound("reduce_spares", reduce_spares),
     ]
 }
