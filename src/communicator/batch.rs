@@ -102,8 +102,8 @@ impl Pending {
         }
         let mut crowded = Vec::new();
         // These come first on their streams: on every rank, whatever the order of its list.
-        begun.sort_by_key(|(_, one)| !one.is_apart());
-        for (place, one) in begun {
+        let (apart, others): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, one)| one.is_apart());
+        for (place, one) in apart.into_iter().chain(others) {
             if one.is_crowded() {
                 crowded.push(place);
             }

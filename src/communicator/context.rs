@@ -243,14 +243,15 @@ impl Context {
         let mine = [color.map_or(u64::MAX, u64::from), key as u64];
         let all = self.exchange(group, mine, limits.come, Making::Split)?;
         let Some(color) = color else { return Ok(None) };
-        let mut ranks: Vec<(i64, u32)> = all
+        let mut ranks: Vec<[u64; 2]> = all
             .iter()
-            .enumerate()
-            .filter(|(_, [other, _])| *other == u64::from(color))
-            .map(|(rank, [_, key])| (*key as i64, rank as u32))
+            .zip(0..)
+            .filter(|([other, _], _)| *other == u64::from(color))
+            // Keys less than 0 come first.
+            .map(|([_, key], rank)| [key ^ 1 << 63, rank])
             .collect();
         ranks.sort_unstable();
-        let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
+        let ranks = ranks.into_iter().map(|[_, rank]| rank as u32).collect();
         Ok(Some(Child { doubted: true, limits: limits.have_come(), ..child(color, ranks) }))
     }
 

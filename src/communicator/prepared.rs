@@ -318,14 +318,14 @@ fn late(context: &Context) -> Error {
 /// Refuses buffers that have a part of their memory in common.
 fn check_apart(buffers: &[*mut u8], count: u64, dtype: DataType) -> Result<()> {
     let bytes = checked::bytes("options->pointers", count, dtype.size() as u64, dtype)?;
-    let mut places: Vec<(usize, usize)> =
-        buffers.iter().map(|buffer| buffer.addr()).enumerate().map(|(index, start)| (start, index)).collect();
+    let place = |(index, buffer): (usize, &*mut u8)| [buffer.addr() as u64, index as u64];
+    let mut places: Vec<[u64; 2]> = buffers.iter().enumerate().map(place).collect();
     places.sort_unstable();
     // If any two overlap, two neighbours do.
     for pair in places.windows(2) {
-        let [(before, first), (behind, second)] = [pair[0], pair[1]];
+        let [[before, first], [behind, second]] = [pair[0], pair[1]];
         let distance = behind - before;
-        if (1..bytes).contains(&distance) {
+        if (1..bytes as u64).contains(&distance) {
             fail!(
                 InvalidArgument,
                 "options->pointers[{first}] and options->pointers[{second}] overlap: each has {bytes} bytes, and the second of \

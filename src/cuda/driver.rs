@@ -137,10 +137,13 @@ impl GraphRecord {
     /// From now on it comes right behind `last`. Behind which of these it did not come yet, and behind which of others it no longer comes.
     pub fn move_behind(&mut self, last: Vec<GraphNode>) -> (Vec<GraphNode>, Vec<GraphNode>) {
         let lacks = |nodes: &[GraphNode], node: &GraphNode| !nodes.contains(node);
-        let mut added: Vec<GraphNode> =
-            last.iter().copied().filter(|node| lacks(&self.behind, node)).collect();
-        added.sort_unstable();
-        added.dedup();
+        let mut added: Vec<GraphNode> = Vec::new();
+        for node in last.iter().filter(|node| lacks(&self.behind, node)) {
+            // They are few.
+            if lacks(&added, node) {
+                added.push(*node);
+            }
+        }
         let removed = self.behind.iter().copied().filter(|node| lacks(&last, node)).collect();
         self.behind.retain(|node| last.contains(node));
         self.behind.extend(&added);

@@ -84,7 +84,7 @@ pub struct Mailbox {
     pub source: Option<(u32, u32)>,
     live: bool,
     /// Who is to be told when something comes.
-    sleeper: Option<usize>,
+    sleeper: Option<u64>,
 }
 
 /// What becomes of what an operation has sent that gives up.

@@ -326,7 +326,7 @@ impl Running {
 
     /// If all that it waits for comes to its mailbox, has `lie_down` called, with the moment when it is to be looked at whatever comes;
     /// and then `sleeper` told of what does, if that says so. Nobody moves it meanwhile.
-    pub fn lie_down(&self, sleeper: usize, lie_down: impl FnOnce(Deadline) -> bool) {
+    pub fn lie_down(&self, sleeper: u64, lie_down: impl FnOnce(Deadline) -> bool) {
         let Ok(stage) = self.stage.try_lock() else { return };
         let Stage::Running { operation, compare_at, has_worked: false, .. } = &*stage else { return };
         if let Some(mailbox) = operation.mailbox().filter(|_| self.is_active())

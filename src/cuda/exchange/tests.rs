@@ -256,6 +256,18 @@ fn calls_of_a_group_run_beside_each_other() {
     assert!(shared > 20, "{shared} launches had several calls");
 }
 
+/// In one step each, unless there are fewer roots than ranks.
+#[test]
+fn reductions_of_a_group_to_ranks_in_turn_run_beside_each_other() {
+    let mut shared = 0;
+    check_group(10, &mut shared, |dice, size| {
+        let (count, first) = (dice.one_of(&[1100, 4000]), dice.below(size.into()) as u32);
+        let case = |call| Case { root: (first + call) % size, ..Case::new(Kind::Reduce, count) };
+        (0..size.min(6)).map(case).collect()
+    });
+    assert!(shared > 10, "{shared} launches had several calls");
+}
+
 /// Plays groups between other calls; counts the launches of several.
 fn check_group(plays: u64, shared: &mut usize, calls: impl Fn(&mut Dice, u32) -> Vec<Case>) {
     let counted = std::cell::Cell::new(0);

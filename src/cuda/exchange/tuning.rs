@@ -357,10 +357,9 @@ impl FromStr for Table {
 fn set_of_tuning(tuning: &mut Tuning, name: &str, values: &[&str], words: &[&str]) -> Result<(), String> {
     let found = bounds_of(tuning).into_iter().find(|(known, _)| *known == name);
     if let Some((_, mut numbers)) = found {
-        let mut given: Vec<&str> = values.iter().copied().step_by(2).collect();
-        given.sort_unstable();
-        given.dedup();
-        if values.is_empty() || given.len() * 2 != values.len() {
+        let given: Vec<&str> = values.iter().copied().step_by(2).collect();
+        let is_repeated = |at: usize| given[..at].contains(&given[at]);
+        if values.is_empty() || given.len() * 2 != values.len() || (0..given.len()).any(is_repeated) {
             let known: Vec<&str> = numbers.iter().map(|number| number.name).collect();
             return Err(format!("{name} has some of {}, each once with its number", known.join(", ")));
         }

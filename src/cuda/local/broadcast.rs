@@ -161,9 +161,12 @@ fn line(builder: &Builder, root: usize) -> Vec<usize> {
     let n = builder.pointers.len();
     let around: Vec<usize> = (0..n).map(|position| (root + position) % n).collect();
     let device = |index: usize| builder.pointers.device(index);
-    let mut line = around.clone();
-    // Stable, and every device is found.
-    line.sort_by_key(|&index| around.iter().position(|&other| device(other) == device(index)));
+    let mut line = Vec::with_capacity(n);
+    for &first in &around {
+        if !line.contains(&first) {
+            line.extend(around.iter().filter(|&&index| device(index) == device(first)));
+        }
+    }
     line
 }
 

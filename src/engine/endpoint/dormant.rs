@@ -15,7 +15,7 @@ use crate::deadline::Deadline;
 pub(super) const CROWD: usize = if cfg!(test) { 2 } else { 32 };
 
 /// Names of operations; each of one as long as it lies here.
-pub(super) type Name = usize;
+pub(super) type Name = u64;
 
 /// Those that lie dormant, each with the moment at which it is due.
 pub(super) struct Dormant<T> {

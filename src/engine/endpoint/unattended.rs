@@ -80,7 +80,7 @@ struct List {
 
 /// One is kept at its place as long as it is in the list.
 fn name(running: &Running) -> Name {
-    std::ptr::from_ref(running).addr()
+    std::ptr::from_ref(running).addr() as u64
 }
 
 impl List {

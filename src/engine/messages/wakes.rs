@@ -13,17 +13,17 @@ use crate::engine::lane::Ticket;
 #[derive(Default)]
 pub struct Wakes {
     any: AtomicBool,
-    names: Mutex<Vec<usize>>,
+    names: Mutex<Vec<u64>>,
 }
 
 impl Wakes {
-    fn add(&self, name: usize) {
+    fn add(&self, name: u64) {
         lock(&self.names).push(name);
         self.any.store(true, Ordering::Release);
     }
 
     /// Those that have come.
-    pub fn take(&self) -> Vec<usize> {
+    pub fn take(&self) -> Vec<u64> {
         if !self.any.load(Ordering::Acquire) {
             return Vec::new();
         }
@@ -55,7 +55,7 @@ impl Messages {
     }
 
     /// [`Wakes`] has the name of `sleeper` as soon as there is something in this mailbox.
-    pub fn wake_for(&mut self, mailbox: u32, sleeper: usize) {
+    pub fn wake_for(&mut self, mailbox: u32, sleeper: u64) {
         let slot = &mut self.mailboxes[mailbox as usize];
         slot.sleeper = Some(sleeper);
         if !slot.done.is_empty() || slot.failed.is_some() {
