@@ -167,7 +167,11 @@ impl Inbox {
             let mut rest = Vec::with_capacity(before);
             for (mut look, then) in running {
                 match look() {
-                    Some(result) => call_back(then, result),
+                    Some(result) => {
+                        // What it holds may be the last of a group, and callbacks take as long as they like.
+                        drop(look);
+                        call_back(then, result);
+                    }
                     None => rest.push((look, then)),
                 }
             }

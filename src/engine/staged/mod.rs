@@ -634,6 +634,15 @@ impl Operation for Staged {
         }
     }
 
+    /// A send whose last piece goes all the same is complete.
+    fn cancel(&mut self, group: &Group) -> Option<Completion> {
+        let is_last = self.exchanged + 1 == self.job.cut.pieces() && self.job.output.shape.bytes == 0;
+        let current = if is_last { self.current.take() } else { None };
+        let completion = current.and_then(|mut operation| operation.cancel(group));
+        self.abandon(group);
+        completion
+    }
+
     fn waits_for(&self, group: &Group) -> Vec<u32> {
         self.current.as_ref().map_or_else(Vec::new, |operation| operation.waits_for(group))
     }

@@ -108,6 +108,26 @@ fn is_told(running: &Running) {
     assert!(error.text().contains("gave up in the middle of a message"), "{error}");
 }
 
+/// Nobody has read at the sender that its message has been taken.
+#[test]
+fn a_send_that_has_been_taken_is_complete_when_it_is_given_up() {
+    let (groups, before) = begun(true);
+    let (bytes, mut came) = (vec![3; LONG], vec![0; LONG]);
+    let held = hold_service();
+    let received = receive(&groups[1], 5, &mut came);
+    let sent = send(&groups[0], 5, &bytes);
+    let end = soon();
+    while !received.has_ended() {
+        assert!(!end.expired(), "it is not taken");
+        groups[1].endpoint().progress(0, Through::Messages);
+    }
+    sent.cancel();
+    drop(held);
+    done(&sent);
+    assert!(came == bytes);
+    nothing_is_left(&groups, before, 6);
+}
+
 /// What a receive that is late would have taken while it asks what the others do is for the next one, whoever moves messages.
 #[test]
 fn a_message_that_comes_behind_the_deadline_is_for_the_next_receive() {
