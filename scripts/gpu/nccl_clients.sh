@@ -175,7 +175,9 @@ if wanted groups && compiles groups; then
     client groups-build 60 nvcc -O2 -std=c++17 -I "$here/include/unisono" -o "$out/nccl_groups" "$here/scripts/gpu/nccl_groups.cu" \
         -L "$out/lib" -lnccl
     client groups 60 env LD_LIBRARY_PATH="$out/lib" "$out/nccl_groups"
+    client groups-long 90 env LD_LIBRARY_PATH="$out/lib" "$out/nccl_groups" long
     [ -z "$nvidia" ] || client groups-nvidia 60 env LD_LIBRARY_PATH="$(dirname "$nvidia")" "$out/nccl_groups"
+    [ -z "$nvidia" ] || client groups-nvidia-long 90 env LD_LIBRARY_PATH="$(dirname "$nvidia")" "$out/nccl_groups" long
 fi
 
 # Random programs, in every way that ranks may be; MEDLEY_SECONDS (10) of each, from program MEDLEY_SEED (1) on.

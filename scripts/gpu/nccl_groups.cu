@@ -5,6 +5,9 @@
 // 20 groups that follow each other on a stream, in microseconds a group, as rank 0 sees it: as they are called, and replayed from a
 // graph. Then how long the group takes on rank 0 beyond what the last rank is late by, which has 0.3 and 1 ms to do before it: the
 // longer of two medians of 9.
+//
+// `nccl_groups long`: groups of 4 and 16 calls of 256 KiB to 32 MiB each, 5 that follow each other, of which the last call is checked; no late
+// rank.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -14,6 +17,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -34,6 +38,9 @@ namespace {
 
 int ranks;
 ncclUniqueId id;
+bool is_long;
+// Which call of a group is made, or looked at.
+thread_local int turn;
 
 // All threads come here before any goes on.
 void meet() {
@@ -82,6 +89,12 @@ const std::vector<Operation> operations = {
          return ncclBroadcast(m, m, n, ncclFloat, ranks - 1, c, s);
      },
      [](size_t i, size_t, int) { return given(i, ranks - 1); }},
+    // To one rank after the other.
+    {"reduce",
+     [](float *m, size_t n, int, ncclComm_t c, cudaStream_t s) {
+         return ncclReduce(m, m, n, ncclFloat, ncclSum, turn % ranks, c, s);
+     },
+     [](size_t i, size_t, int r) { return r == turn % ranks ? sum(i) : given(i, r); }},
     // Half of the memory to the next rank, the other half from the one before.
     {"sendrecv",
      [](float *m, size_t n, int r, ncclComm_t c, cudaStream_t s) {
@@ -92,9 +105,10 @@ const std::vector<Operation> operations = {
      [](size_t i, size_t n, int r) { return i < n / 2 || i >= n / 2 * 2 ? -1 : given(i - n / 2, (r + ranks - 1) % ranks); }},
 };
 
-constexpr int GROUPS = 20;
+// That follow each other.
+int groups() { return is_long ? 5 : 20; }
 
-// Microseconds of one of the GROUPS that `give` gives to the stream.
+// Microseconds of one of the groups that `give` gives to the stream.
 double median(const std::function<void()> &give, cudaStream_t stream) {
     std::vector<double> times;
     for (int round = 0; round < 10; round++) {
@@ -104,7 +118,7 @@ double median(const std::function<void()> &give, cudaStream_t stream) {
         CUDA(cudaStreamSynchronize(stream));
         const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
         // The first is not counted.
-        if (round > 0) times.push_back(took.count() / GROUPS);
+        if (round > 0) times.push_back(took.count() / groups());
     }
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
@@ -154,51 +168,61 @@ void run(int rank) {
     cudaStream_t stream;
     CUDA(cudaStreamCreate(&stream));
     float *memory;
-    constexpr size_t MOST = (64 << 20) / sizeof(float);
-    CUDA(cudaMalloc(&memory, MOST * sizeof(float)));
+    const size_t most = (size_t(is_long ? 512 : 64) << 20) / sizeof(float);
+    CUDA(cudaMalloc(&memory, most * sizeof(float)));
+    const std::vector<size_t> kibibytes =
+        is_long ? std::vector<size_t>{256, 1 << 10, 4 << 10, 16 << 10, 32 << 10} : std::vector<size_t>{0, 4, 64, 512, 4 << 10};
+    const std::vector<int> numbers = is_long ? std::vector<int>{4, 16} : std::vector<int>{1, 2, 4, 16, 64};
     for (const Operation &operation : operations) {
-        for (size_t bytes : {size_t(32), size_t(4) << 10, size_t(64) << 10, size_t(512) << 10, size_t(4) << 20}) {
+        for (const size_t kib : kibibytes) {
             // What all ranks share evenly.
-            const size_t count = bytes / sizeof(float) / ranks * ranks;
-            for (int calls : {1, 2, 4, 16, 64}) {
-                if (calls * count > MOST) continue;
+            const size_t count = std::max(kib << 10, size_t(32)) / sizeof(float) / ranks * ranks;
+            for (const int calls : numbers) {
+                if (calls * count > most) continue;
                 const auto group = [&] {
                     NCCL(ncclGroupStart());
                     for (int i = 0; i < calls; i++) {
+                        turn = i;
                         NCCL(operation.call(memory + i * count, count, rank, comm, stream));
                     }
                     NCCL(ncclGroupEnd());
                 };
-                std::vector<float> all(calls * count);
-                for (size_t i = 0; i < all.size(); i++) all[i] = given(i % count, rank);
-                CUDA(cudaMemcpyAsync(memory, all.data(), all.size() * sizeof(float), cudaMemcpyHostToDevice, stream));
+                std::vector<float> one(count);
+                for (size_t i = 0; i < count; i++) one[i] = given(i, rank);
+                for (int i = 0; i < calls; i++) {
+                    CUDA(cudaMemcpyAsync(memory + i * count, one.data(), count * sizeof(float), cudaMemcpyHostToDevice, stream));
+                }
                 group();
-                CUDA(cudaMemcpyAsync(all.data(), memory, all.size() * sizeof(float), cudaMemcpyDeviceToHost, stream));
+                const size_t first = is_long ? calls - 1 : 0;
+                std::vector<float> all((calls - first) * count);
+                CUDA(cudaMemcpyAsync(all.data(), memory + first * count, all.size() * sizeof(float), cudaMemcpyDeviceToHost, stream));
                 CUDA(cudaStreamSynchronize(stream));
                 for (size_t i = 0; i < all.size(); i++) {
+                    turn = static_cast<int>(first + i / count);
                     const float wanted = operation.wanted(i % count, count, rank);
                     if (wanted < 0 || all[i] == wanted) continue;
-                    std::fprintf(stderr, "%s, %d of %zu: element %zu of call %zu is %g on rank %d, not %g\n", operation.name,
-                                 calls, count, i % count, i / count, all[i], rank, wanted);
+                    std::fprintf(stderr, "%s, %d of %zu: element %zu of call %d is %g on rank %d, not %g\n", operation.name,
+                                 calls, count, i % count, turn, all[i], rank, wanted);
                     std::exit(1);
                 }
                 const double eager = median([&] {
-                    for (int i = 0; i < GROUPS; i++) group();
+                    for (int i = 0; i < groups(); i++) group();
                 }, stream);
                 cudaGraph_t graph;
                 cudaGraphExec_t replayed;
                 CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-                for (int i = 0; i < GROUPS; i++) group();
+                for (int i = 0; i < groups(); i++) group();
                 CUDA(cudaStreamEndCapture(stream, &graph));
                 CUDA(cudaGraphInstantiate(&replayed, graph, 0));
                 const double captured = median([&] { CUDA(cudaGraphLaunch(replayed, stream)); }, stream);
                 CUDA(cudaGraphExecDestroy(replayed));
                 CUDA(cudaGraphDestroy(graph));
-                const double waited = beyond(group, rank, stream);
-                if (rank == 0) {
-                    std::printf("groups: %-14s %2d x %7zu bytes %8.1f us, in graphs %8.1f us, for a late rank %8.1f us\n",
-                                operation.name, calls, count * sizeof(float), eager, captured, waited);
-                }
+                const double waited = is_long ? 0 : beyond(group, rank, stream);
+                if (rank > 0) continue;
+                std::printf("groups: %-14s %2d x %8zu bytes %8.1f us, in graphs %8.1f us", operation.name, calls, count * sizeof(float), eager,
+                            captured);
+                if (!is_long) std::printf(", for a late rank %8.1f us", waited);
+                std::printf("\n");
             }
         }
     }
@@ -207,7 +231,8 @@ void run(int rank) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char **argv) {
+    is_long = argc > 1 && std::strcmp(argv[1], "long") == 0;
     CUDA(cudaGetDeviceCount(&ranks));
     NCCL(ncclGetUniqueId(&id));
     std::vector<std::thread> threads;
