@@ -407,6 +407,28 @@ team ncclTeamLsa(ncclComm_t);
 int ncclTeamRankToWorld(ncclComm_t, team, int);
 ncclResult_t ncclCommQueryProperties(ncclComm_t, void *);
 
+static void what_is_suspended_takes_no_calls(void) {
+    ncclComm_t comm = alone();
+    int from = 3, to = 0;
+    uint64_t value = 1;
+    CHECK_FAILS(ncclInvalidUsage, "not suspended", ncclCommResume(comm));
+    CHECK_FAILS(ncclInvalidArgument, "flags is 0", ncclCommSuspend(comm, 0));
+    CHECK_OK(ncclCommMemStats(comm, ncclStatGpuMemSuspended, &value));
+    CHECK(value == 0);
+    CHECK_OK(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+    CHECK_OK(ncclCommMemStats(comm, ncclStatGpuMemSuspended, &value));
+    CHECK(value == 1);
+    CHECK_FAILS(ncclInvalidUsage, "ncclCommResume first", ncclAllReduce(&from, &to, 1, ncclInt, ncclSum, comm, NULL));
+    CHECK_FAILS(ncclInvalidUsage, "ncclCommResume first", ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommResume(comm));
+    CHECK_OK(ncclGroupEnd());
+    CHECK_OK(ncclAllReduce(&from, &to, 1, ncclInt, ncclSum, comm, NULL));
+    CHECK(to == 3);
+    CHECK_OK(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
 static void what_is_not_supported_says_so(void) {
     ncclComm_t comm = alone(), child = NULL;
     ncclUniqueId id;
@@ -415,8 +437,6 @@ static void what_is_not_supported_says_so(void) {
     CHECK_FAILS(ncclInvalidUsage, "no device API", ncclDevCommDestroy(comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "do not grow", ncclCommGrow(comm, 2, NULL, -1, &child, NULL));
     CHECK_FAILS(ncclInvalidUsage, "do not grow", ncclCommGetUniqueId(comm, &id));
-    CHECK_FAILS(ncclInvalidUsage, "when it is destroyed", ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
-    CHECK_FAILS(ncclInvalidUsage, "not suspended", ncclCommResume(comm));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclPutSignal(&value, 1, ncclInt64, 0, NULL, 0, 0, 0, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclSignal(0, 0, 0, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclWaitSignal(0, NULL, comm, NULL));
@@ -521,6 +541,7 @@ int main(void) {
     operators();
     operators_belong_to_a_communicator();
     memory_and_registrations();
+    what_is_suspended_takes_no_calls();
     what_is_not_supported_says_so();
     the_ends_of_a_communicator();
     return 0;

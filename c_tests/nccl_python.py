@@ -164,11 +164,15 @@ def rank_main(path, rank, size, channel, cuda):
     nccl.CommWindowRegister(comm, block, 4096, ctypes.byref(window), 1)
     nccl.CommWindowDeregister(comm, window)
     nccl.MemFree(block)
+    # All ranks do.
+    nccl.CommSuspend(comm, 1)
     try:
-        nccl.CommSuspend(comm, 1)
-        raise AssertionError("ncclCommSuspend succeeded")
+        nccl.AllReduce(address(x), address(x), 5, FLOAT32, MAX, comm, stream)
+        raise AssertionError("a call of a communicator that is suspended")
     except RuntimeError as error:
-        assert "when it is destroyed" in str(error), error
+        assert "ncclCommResume first" in str(error), error
+    nccl.CommResume(comm)
+    nccl.AllReduce(address(x), address(x), 5, FLOAT32, MAX, comm, stream)
     state = INT(-1)
     nccl.CommGetAsyncError(comm, ctypes.byref(state))
     assert state.value == 0

@@ -127,10 +127,13 @@ pub enum Making {
     Duplicate = 0xf3,
     /// Of listed ranks.
     Group = 0xf4,
+    /// The same ranks, in the place of their group.
+    Suspend = 0xf5,
 }
 
 impl Making {
-    const ALL: [Making; 5] = [Making::Create, Making::Split, Making::Part, Making::Duplicate, Making::Group];
+    const ALL: [Making; 6] =
+        [Making::Create, Making::Split, Making::Part, Making::Duplicate, Making::Group, Making::Suspend];
 
     /// The call.
     pub const fn name(self) -> &'static str {
@@ -139,6 +142,7 @@ impl Making {
             Making::Split | Making::Part => "split",
             Making::Duplicate => "duplicate",
             Making::Group => "group",
+            Making::Suspend => "suspend",
         }
     }
 }

@@ -186,9 +186,9 @@ typedef enum ncclScalarResidence_t {
 typedef enum ncclCommMemStat_t {
     /// Bytes that ncclCommSuspend would give back.
     ncclStatGpuMemSuspend = 0,
-    /// Whether they are given back.
+    /// 1 while the communicator is suspended, else 0.
     ncclStatGpuMemSuspended = 1,
-    /// Bytes that it keeps.
+    /// Bytes that it would keep: graphs or windows of this rank refer to them.
     ncclStatGpuMemPersist = 2,
     /// Bytes in all.
     ncclStatGpuMemTotal = 3,
@@ -479,24 +479,26 @@ ncclResult_t pncclCommCuDevice(ncclComm_t comm, int *device);
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
 ncclResult_t pncclCommUserRank(ncclComm_t comm, int *rank);
 
-/// Would give the communicator's device memory back until ncclCommResume. This library answers ncclInvalidUsage: it gives it back
-/// when the communicator is destroyed (ncclCommMemStats says how much that is).
-ncclResult_t ncclCommSuspend(ncclComm_t comm,
-                             int _flags);
-ncclResult_t pncclCommSuspend(ncclComm_t comm,
-                             int _flags);
-
-/// Undoes ncclCommSuspend, which this library does not do: ncclInvalidUsage.
-ncclResult_t ncclCommResume(ncclComm_t comm);
-ncclResult_t pncclCommResume(ncclComm_t comm);
-
-/// Writes to `*value` how much device memory the communicator holds, all of it until it is destroyed. None if its GPUs do not exchange.
+/// Writes to `*value` how much device memory the communicator holds on this rank. None if its GPUs do not exchange, or while it is suspended.
 ncclResult_t ncclCommMemStats(ncclComm_t comm,
                               ncclCommMemStat_t stat,
                               uint64_t *value);
 ncclResult_t pncclCommMemStats(ncclComm_t comm,
                               ncclCommMemStat_t stat,
                               uint64_t *value);
+
+/// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks call it, in a group if one thread
+/// has several: it waits for what was started here, and for the others. `flags` is NCCL_SUSPEND_MEM. Memory that a graph or a window of some
+/// rank refers to stays where it is, on all ranks (ncclCommMemStats tells).
+ncclResult_t ncclCommSuspend(ncclComm_t comm,
+                             int flags);
+ncclResult_t pncclCommSuspend(ncclComm_t comm,
+                             int flags);
+
+/// Undoes ncclCommSuspend. All ranks call it, in a group if one thread has several, and it waits for them. If a rank's device has no memory left
+/// by then the communicator's calls go by way of the host, as of a new one.
+ncclResult_t ncclCommResume(ncclComm_t comm);
+ncclResult_t pncclCommResume(ncclComm_t comm);
 
 /// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there. A thread that ends
 /// before starts nothing, and communicators that it was to make answer ncclInvalidUsage.

@@ -1,6 +1,7 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
 mod making;
+mod suspended;
 #[cfg(test)]
 mod tests;
 
@@ -71,11 +72,11 @@ fn unknown(comm: ncclComm_t) -> Error {
 
 /// One rank's communicator. It has a handle before it has met the others, so that they may be met in the background.
 pub(crate) struct Communicator {
-    /// The number of its handle, once it has one.
-    handle: OnceLock<usize>,
+    /// Once it has one.
+    handle: OnceLock<Arc<Handle>>,
     pub(crate) place: Place,
     pub(crate) config: Config,
-    pub(crate) operators: Operators,
+    pub(crate) operators: Arc<Operators>,
     /// What came of meeting the others; unset while that is under way.
     met: OnceLock<Result<Context>>,
     phase: Mutex<Phase>,
@@ -99,6 +100,21 @@ pub(crate) struct Communicator {
     fork: u32,
 }
 
+/// The number of a handle, whichever communicator it stands for.
+struct Handle {
+    number: usize,
+    fork: u32,
+}
+
+impl Drop for Handle {
+    /// Nobody can take back any more what its client has registered and has not taken back.
+    fn drop(&mut self) {
+        if self.fork == fork::generation() {
+            memory::forget(self.number);
+        }
+    }
+}
+
 /// How far meeting the others has come.
 #[derive(Default)]
 struct Meeting {
@@ -115,6 +131,8 @@ pub(crate) enum Phase {
     Finalized,
     /// Nothing runs any more, but it can be split and shrunk.
     Revoked,
+    /// It holds no more memory of its device than it must, until it is resumed.
+    Suspended,
 }
 
 impl Phase {
@@ -133,13 +151,21 @@ impl Phase {
                 context.name()
             );
         }
-        Ok(())
+        self.check_awake(context)
     }
 
     /// Refuses what can still be done when a communicator was revoked, but not when it was finalized.
     pub(crate) fn check_unfinished(self, context: &Context) -> Result<()> {
         if self == Phase::Finalized {
             fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name());
+        }
+        self.check_awake(context)
+    }
+
+    /// Refuses what cannot be done while a communicator is suspended.
+    fn check_awake(self, context: &Context) -> Result<()> {
+        if self == Phase::Suspended {
+            fail!(InvalidUsage, "'{}' is suspended: call ncclCommResume first", context.name());
         }
         Ok(())
     }
@@ -157,11 +183,15 @@ const TIMEOUT_VARIABLE: &str = "UNISONO_NCCL_TIMEOUT";
 impl Communicator {
     /// One that has yet to meet the others.
     pub(crate) fn new(place: Place, config: Config, servers: Vec<Arc<ServerHandle>>) -> Arc<Communicator> {
-        Arc::new(Communicator {
+        Arc::new(Communicator::unmet(place, config, servers))
+    }
+
+    fn unmet(place: Place, config: Config, servers: Vec<Arc<ServerHandle>>) -> Communicator {
+        Communicator {
             handle: OnceLock::new(),
             place,
             config,
-            operators: Operators::default(),
+            operators: Arc::default(),
             met: OnceLock::new(),
             phase: Mutex::new(Phase::Open),
             order: Arc::default(),
@@ -175,14 +205,14 @@ impl Communicator {
             changed: Condvar::new(),
             servers,
             fork: fork::generation(),
-        })
+        }
     }
 
     /// Gives it its handle.
     pub(crate) fn give_handle(self: &Arc<Self>) -> ncclComm_t {
         let handle: ncclComm_t = COMMUNICATORS.insert(self.clone());
         // Once.
-        let _ = self.handle.set(handle.addr());
+        let _ = self.handle.set(Arc::new(Handle { number: handle.addr(), fork: self.fork }));
         handle
     }
 
@@ -202,10 +232,10 @@ impl Communicator {
         let met = caught(|| {
             let Some(context) = meet(&self.recall)? else { return Ok(None) };
             context.limit_blocks(self.config.max_ctas.unwrap_or(0));
-            engine::connect(&context, self.place)?;
-            if let Some(mixes) = settings::number("NCCL_GRAPH_MIXING_SUPPORT") {
-                context.mix_graphs(mixes != 0);
+            if *self.phase() == Phase::Suspended {
+                return Ok(Some(context));
             }
+            self.connect(&context)?;
             let (rank, size, name) = (context.rank(), context.size(), context.name());
             log::info!("rank {rank} of {size} in '{name}' on {:?}", self.place);
             // As NCCL says it, which programs look for.
@@ -244,6 +274,15 @@ impl Communicator {
             // The others believe that they have met it.
             context.abort();
         }
+    }
+
+    /// Has the ranks' devices agree on the way of their calls, which may take memory of them.
+    fn connect(&self, context: &Context) -> Result<()> {
+        engine::connect(context, self.place)?;
+        if let Some(mixes) = settings::number("NCCL_GRAPH_MIXING_SUPPORT") {
+            context.mix_graphs(mixes != 0);
+        }
+        Ok(())
     }
 
     /// Waits until it has met the others, which has a deadline of its own, or is aborted.
@@ -459,6 +498,15 @@ impl Communicator {
     /// Waits for everything that was started, as [`Communicator::idle`] says.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
         let in_time = self.order.drain(deadline);
+        self.finish_started(deadline)?;
+        if !in_time {
+            fail!(Timeout, "a child of the communicator is still being made");
+        }
+        Ok(())
+    }
+
+    /// Waits for everything that was called, but not for what others set up.
+    fn finish_started(&self, deadline: Deadline) -> Result<()> {
         // They stay in sight: other threads ask for failures meanwhile, or wait, too.
         let started: Vec<Work> = self.started().iter().map(|(_, work)| work.clone()).collect();
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
@@ -470,9 +518,6 @@ impl Communicator {
         if let Some(error) = self.lost.get() {
             return Err(error.clone());
         }
-        if !in_time {
-            fail!(Timeout, "a child of the communicator is still being made");
-        }
         results.into_iter().collect()
     }
 
@@ -482,15 +527,6 @@ impl Communicator {
 
     fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
         self.started.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Communicator {
-    /// Nobody can take back any more what its client has registered and has not taken back.
-    fn drop(&mut self) {
-        if let (Some(&handle), false) = (self.handle.get(), self.is_inherited()) {
-            memory::forget(handle);
-        }
     }
 }
 

@@ -27,7 +27,7 @@ pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
         let context = communicator.group()?;
         let mut phase = communicator.phase();
         let ended = match *phase {
-            Phase::Open => {
+            Phase::Open | Phase::Suspended => {
                 *phase = Phase::Finalized;
                 drop(phase);
                 return group::finalize(communicator);
@@ -123,7 +123,7 @@ pub extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclRe
         }
         let mut phase = communicator.phase();
         match *phase {
-            Phase::Open => *phase = Phase::Revoked,
+            Phase::Open | Phase::Suspended => *phase = Phase::Revoked,
             Phase::Finalized => {
                 fail!(InvalidArgument, "the communicator was finalized: it can only be destroyed now")
             }

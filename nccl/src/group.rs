@@ -257,7 +257,7 @@ impl Group {
     /// Its thread has ended: nobody will start it.
     fn give_up(self) {
         log::warn!(
-            "a thread has ended before ncclGroupEnd: nothing of its group is started ({} calls, {} communicators, {} windows)",
+            "a thread has ended before ncclGroupEnd: nothing of its group is started ({} calls, {} communicators, {} windows or suspensions)",
             self.calls.len() + self.sent.len() + self.waits.len(),
             self.joinings.len(),
             self.sharings.len()

@@ -13,7 +13,7 @@ use unisono::sys::global::Global;
 pub(crate) struct Table<T: 'static> {
     entries: Global<BTreeMap<usize, Arc<T>>>,
     next: AtomicUsize,
-    /// How many handles have been taken back.
+    /// How many handles have been taken back, or stand for something else.
     taken: AtomicU64,
 }
 
@@ -106,6 +106,14 @@ impl<T: Send + Sync> Table<T> {
         });
         self.taken.fetch_add(1, Ordering::Release);
         // What `over` holds is dropped without the lock.
+    }
+
+    /// Has a handle stand for something else from now on. What it stood for; `None`: it was taken back before.
+    pub(crate) fn replace<H>(&'static self, handle: *const H, value: Arc<T>) -> Option<Arc<T>> {
+        let before =
+            self.entries.write().get_mut(&handle.addr()).map(|entry| std::mem::replace(entry, value));
+        self.taken.fetch_add(1, Ordering::Release);
+        before
     }
 
     /// Takes a handle back.

@@ -40,5 +40,6 @@ pub mod query;
 pub mod second_names;
 mod settings;
 pub mod setup;
+pub mod suspend;
 pub mod unique_id;
 pub mod version;

@@ -68,42 +68,15 @@ pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) ->
     })
 }
 
-/// ncclCommSuspend: give memory back.
-#[allow(unreachable_pub, reason = "for the header")]
-pub const NCCL_SUSPEND_MEM: c_int = 1;
-
-/// Would give the communicator's device memory back until ncclCommResume. This library answers ncclInvalidUsage: it gives it back
-/// when the communicator is destroyed (ncclCommMemStats says how much that is).
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommSuspend(comm: ncclComm_t, _flags: c_int) -> ncclResult_t {
-    guard(|| {
-        communicator::find(comm)?;
-        fail!(
-            InvalidUsage,
-            "ncclCommSuspend: this library gives a communicator's device memory back when it is destroyed, not before: \
-             ncclCommMemStats says how much it holds"
-        )
-    })
-}
-
-/// Undoes ncclCommSuspend, which this library does not do: ncclInvalidUsage.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
-    guard(|| {
-        communicator::find(comm)?;
-        fail!(InvalidUsage, "ncclCommResume: the communicator is not suspended; this library suspends none")
-    })
-}
-
 /// Which of a communicator's memory is asked for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclCommMemStat {
     /// Bytes that ncclCommSuspend would give back.
     ncclStatGpuMemSuspend = 0,
-    /// Whether they are given back.
+    /// 1 while the communicator is suspended, else 0.
     ncclStatGpuMemSuspended = 1,
-    /// Bytes that it keeps.
+    /// Bytes that it would keep: graphs or windows of this rank refer to them.
     ncclStatGpuMemPersist = 2,
     /// Bytes in all.
     ncclStatGpuMemTotal = 3,
@@ -112,7 +85,7 @@ pub enum ncclCommMemStat {
 /// One of [`ncclCommMemStat`].
 pub type ncclCommMemStat_t = c_int;
 
-/// Writes to `*value` how much device memory the communicator holds, all of it until it is destroyed. None if its GPUs do not exchange.
+/// Writes to `*value` how much device memory the communicator holds on this rank. None if its GPUs do not exchange, or while it is suspended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommMemStats(
     comm: ncclComm_t,
@@ -126,9 +99,13 @@ pub unsafe extern "C" fn ncclCommMemStats(
         }
         // SAFETY: the contract of the header: NULL or writable.
         let value = unsafe { out(value, "value") }?;
+        let context = communicator.group()?;
+        let (bytes, stays) = (context.device_bytes(), context.is_referred_to());
         value.write(match stat {
-            0 | 1 => 0,
-            _ => communicator.group()?.device_bytes(),
+            0 if stays => 0,
+            1 => u64::from(*communicator.phase() == Phase::Suspended),
+            2 if !stays => 0,
+            _ => bytes,
         });
         Ok(SUCCESS)
     })

@@ -48,11 +48,11 @@ second_names! {
     pncclCommMemStats = crate::query::ncclCommMemStats;
     pncclCommQueryProperties = crate::device_api::ncclCommQueryProperties;
     pncclCommRegister = crate::memory::ncclCommRegister;
-    pncclCommResume = crate::query::ncclCommResume;
+    pncclCommResume = crate::suspend::ncclCommResume;
     pncclCommRevoke = crate::end::ncclCommRevoke;
     pncclCommShrink = crate::create::ncclCommShrink;
     pncclCommSplit = crate::create::ncclCommSplit;
-    pncclCommSuspend = crate::query::ncclCommSuspend;
+    pncclCommSuspend = crate::suspend::ncclCommSuspend;
     pncclCommUserRank = crate::query::ncclCommUserRank;
     pncclCommWindowDeregister = crate::memory::ncclCommWindowDeregister;
     pncclCommWindowRegister = crate::memory::ncclCommWindowRegister;

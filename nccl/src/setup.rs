@@ -181,13 +181,13 @@ fn meet_by(
     result
 }
 
-/// A window that the ranks of a communicator share: all of them do, and wait for each other.
+/// What the ranks of a communicator set up over it, a window or that it is suspended: all of them do, and wait for each other.
 pub(crate) struct Sharing {
     pub(crate) communicator: Arc<Communicator>,
     pub(crate) share: Box<dyn FnOnce() -> Result<()> + Send>,
 }
 
-/// Shares windows.
+/// Sets that up.
 pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
     share_by(sharings, |share| process::spawn("unisono-share", share))
 }
@@ -217,7 +217,10 @@ fn share_by(
                     // It has done nothing.
                     let _ = thread.join();
                 }
-                return Err(Error::system("cannot start a thread that shares a window", cause));
+                return Err(Error::system(
+                    "a thread to set up a window or a suspension cannot be started",
+                    cause,
+                ));
             }
         }
     }
@@ -227,7 +230,7 @@ fn share_by(
     }
     let all = threads.into_iter().map(|(_, ends, thread)| {
         let end = ends.recv().unwrap_or_else(|_| {
-            Err(Error::new(Status::Internal, "a thread ended before it had shared a window"))
+            Err(Error::new(Status::Internal, "a thread ended before it had set up a window or a suspension"))
         });
         // Panics are caught within.
         let _ = thread.join();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader needs them. `device_api` is not in the header: NVIDIA's headers declare it.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "abi",
     "version",
     "error",
@@ -12,6 +12,7 @@ const SOURCES: [&str; 13] = [
     "create",
     "end",
     "query",
+    "suspend",
     "group",
     "operator",
     "collective",

@@ -21,13 +21,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "c_tests"))
 from nccl_python import BUFFER, COMM, FLOAT32, FUNCTIONS, INT, MAX, SIZE, SUM, Nccl, UniqueId  # noqa: E402
 
 INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS, TIMEOUT = 5, 6, 7, 8
-NO_COLOR, DEVICE_SCALAR = -1, 0
+NO_COLOR, DEVICE_SCALAR, SUSPEND_MEM = -1, 0, 1
+# What ncclCommMemStats is asked for.
+GIVEN_BACK, SUSPENDED, KEPT, TOTAL = range(4)
 MORE_FUNCTIONS = {
     "ncclCommInitAll": [ctypes.POINTER(COMM), INT, ctypes.POINTER(INT)],
     "ncclCommFinalize": [COMM],
     "ncclRedOpCreatePreMulSum": [ctypes.POINTER(INT), BUFFER, INT, INT, COMM],
     "ncclRedOpDestroy": [INT, COMM],
     "ncclAlltoAll": [BUFFER, BUFFER, SIZE, INT, COMM, ctypes.c_void_p],
+    "ncclCommMemStats": [COMM, INT, ctypes.POINTER(ctypes.c_uint64)],
     "ncclPutSignal": [BUFFER, SIZE, INT, INT, ctypes.c_void_p, SIZE, INT, INT, ctypes.c_uint, COMM, ctypes.c_void_p],
     "ncclSignal": [INT, INT, INT, ctypes.c_uint, COMM, ctypes.c_void_p],
     "ncclWaitSignal": [INT, ctypes.c_void_p, COMM, ctypes.c_void_p],
@@ -475,6 +478,63 @@ def one_sided(nccl):
         nccl.CommAbort(other.comm)
 
 
+def held(nccl, rank):
+    """What the communicator says of its memory."""
+    values = []
+    for stat in (GIVEN_BACK, SUSPENDED, KEPT, TOTAL):
+        value = ctypes.c_uint64()
+        nccl.CommMemStats(rank.comm, stat, ctypes.byref(value))
+        values.append(value.value)
+    return values
+
+
+def suspended(nccl):
+    """A suspended communicator gives its GPU memory back and takes no calls; resumed, it does. What graphs refer to stays."""
+    world = World(nccl)
+    world.sums()
+    free = lambda: [torch.cuda.mem_get_info(rank.device)[0] for rank in world.ranks]  # noqa: E731
+    suspend, resume = (lambda _, rank: nccl.CommSuspend(rank.comm, SUSPEND_MEM)), (lambda _, rank: nccl.CommResume(rank.comm))
+    given = 0
+    for _ in range(3):
+        before, holds = free(), [held(nccl, rank) for rank in world.ranks]
+        assert all(back == total > 0 and not is_suspended and not kept for back, is_suspended, kept, total in holds), holds
+        world.group(suspend)
+        given = min(now - then for now, then in zip(free(), before))
+        assert given >= holds[0][TOTAL], (given, holds)
+        assert all(held(nccl, rank) == [0, 1, 0, 0] for rank in world.ranks)
+        x = world.ranks[0].full(1000, 1)
+        try:
+            world.ranks[0].all_reduce(nccl, x)
+            raise AssertionError("a call of a communicator that is suspended")
+        except RuntimeError as error:
+            assert "ncclCommResume first" in str(error), error
+        world.group(resume)
+        assert [held(nccl, rank) for rank in world.ranks] == holds
+        world.sums()
+        world.sums(5_000_000)
+    x, graphs = [rank.full(1000, 0) for rank in world.ranks], []
+    for rank, tensor in zip(world.ranks, x):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(rank.device), torch.cuda.graph(graph, stream=rank.stream):
+            tensor.fill_(1)
+            rank.all_reduce(nccl, tensor)
+        graphs.append(graph)
+    before = [held(nccl, rank) for rank in world.ranks]
+    assert all(back == 0 < kept == total for back, _, kept, total in before), before
+    world.group(suspend)
+    assert [held(nccl, rank)[TOTAL] for rank in world.ranks] == [total for *_, total in before]
+    world.group(resume)
+    for rank, graph in zip(world.ranks, graphs):
+        with torch.cuda.stream(rank.stream):
+            graph.replay()
+    world.synchronize()
+    assert all((tensor == world.size).all() for tensor in x), x
+    world.sums()
+    graphs.clear()
+    world.destroy()
+    return f"{given >> 20} MiB given back"
+
+
 def abort(nccl):
     """From another thread, while a kernel waits for ranks that do not call; then a new communicator."""
     world = World(nccl)
@@ -579,6 +639,11 @@ def half(which, path, unique, results):
     nccl.GroupEnd()
     ranks = [Rank(COMM(comm), index) for index, comm in enumerate(comms)]
     for count in (100, 100_000, 5_000_000):
+        for call in (lambda rank: nccl.CommSuspend(rank.comm, SUSPEND_MEM)), (lambda rank: nccl.CommResume(rank.comm)):
+            nccl.GroupStart()
+            for rank in ranks:
+                call(rank)
+            nccl.GroupEnd()
         x = [rank.full(count, which * gpus + index + 1) for index, rank in enumerate(ranks)]
         nccl.GroupStart()
         for rank, tensor in zip(ranks, x):
@@ -634,8 +699,8 @@ def main():
         return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGSTOP)
 
     contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, circle, replays, allocating,
-                                                             operators, nonblocking, children, in_place, one_sided, abort,
-                                                             mismatch)}
+                                                             operators, nonblocking, children, in_place, one_sided, suspended,
+                                                             abort, mismatch)}
     contracts |= {f.__name__: f for f in (mixed, killed, stopped)}
     if torch.cuda.device_count() < 2:
         sys.exit("needs two GPUs")

@@ -1,7 +1,7 @@
 /* What calls of a library with NCCL's ABI cost a processor: calls LIBRARY [OPERATION [CALLS [GROUPS]]].
  *
- * Two ranks are two threads of this process, on the two GPUs of driver.c. Each group has 1 to 64 calls of one operation (or
- * CALLS, to profile), in place, of 32 bytes to 512 KiB. The figures are processor time of a thread in microseconds for a group,
+ * Two ranks are two threads of this process, on the two GPUs of driver.c. Each group has 4 to 64 calls of one operation (or
+ * CALLS, to profile), or there is one call without a group, in place, of 32 bytes to 512 KiB. The figures are processor time of a thread in microseconds for a group,
  * the least of 7 rounds of 2000 calls and more, or of GROUPS groups. */
 
 #include <dlfcn.h>
@@ -23,6 +23,7 @@ static int (*all_reduce)(const void *, void *, size_t, int, int, comm_t, stream_
 static int (*reduce_scatter)(const void *, void *, size_t, int, int, comm_t, stream_t);
 static int (*all_gather)(const void *, void *, size_t, int, comm_t, stream_t);
 static int (*broadcast)(const void *, void *, size_t, int, int, comm_t, stream_t);
+static int (*reduce)(const void *, void *, size_t, int, int, int, comm_t, stream_t);
 static int (*send_to)(const void *, size_t, int, int, comm_t, stream_t);
 static int (*receive)(void *, size_t, int, int, comm_t, stream_t);
 static const char *(*last_error)(comm_t);
@@ -63,6 +64,10 @@ static int do_broadcast(float *memory, size_t count, int rank, stream_t stream) 
     return broadcast(memory, memory, count, FLOAT, 0, comms[rank], stream);
 }
 
+static int do_reduce(float *memory, size_t count, int rank, stream_t stream) {
+    return reduce(memory, memory, count, FLOAT, SUM, 0, comms[rank], stream);
+}
+
 /* In a group always. */
 static int do_send_receive(float *memory, size_t count, int rank, stream_t stream) {
     check(send_to(memory, count / 2, FLOAT, 1 - rank, comms[rank], stream));
@@ -74,7 +79,7 @@ static const struct operation {
     int (*call)(float *, size_t, int, stream_t);
 } operations[] = {
     {"allreduce", do_all_reduce}, {"reduce_scatter", do_reduce_scatter}, {"allgather", do_all_gather},
-    {"broadcast", do_broadcast},  {"send_receive", do_send_receive},
+    {"broadcast", do_broadcast},  {"reduce", do_reduce},                 {"send_receive", do_send_receive},
 };
 
 static double processor_time(void) {
@@ -84,9 +89,10 @@ static double processor_time(void) {
 }
 
 static void group(const struct operation *operation, int calls, float *memory, size_t count, int rank, stream_t stream) {
-    check(group_start());
+    int alone = calls == 1 && operation->call != do_send_receive;
+    if (!alone) check(group_start());
     for (int i = 0; i < calls; i++) check(operation->call(memory + (size_t)i * count, count, rank, stream));
-    check(group_end());
+    if (!alone) check(group_end());
 }
 
 static double measure(const struct operation *operation, int calls, float *memory, size_t count, int rank, stream_t stream) {
@@ -157,6 +163,7 @@ int main(int count, char **arguments) {
     reduce_scatter = find(library, "ncclReduceScatter");
     all_gather = find(library, "ncclAllGather");
     broadcast = find(library, "ncclBroadcast");
+    reduce = find(library, "ncclReduce");
     send_to = find(library, "ncclSend");
     receive = find(library, "ncclRecv");
     last_error = find(library, "ncclGetLastError");

@@ -1,5 +1,7 @@
 //! Contexts: creation, children, failure.
 
+mod successor;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};

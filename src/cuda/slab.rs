@@ -134,6 +134,11 @@ impl Devices {
         self.drop_over(has_failed || process::is_own_thread());
     }
 
+    /// Drops what is over by now, as [`Devices::keep`].
+    pub fn look_after_kept(self: &Arc<Self>) {
+        self.drop_over(process::is_own_thread());
+    }
+
     /// Drops what is over; what has failed, or all, in another thread.
     fn drop_over(self: &Arc<Self>, all_aside: bool) {
         let over = lock(&self.slabs().kept).extract_if(.., |kept| kept.what.is_over()).collect::<Vec<_>>();

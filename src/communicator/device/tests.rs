@@ -7,6 +7,7 @@ mod one_sided;
 mod points;
 mod refused;
 mod stages;
+mod suspended;
 mod trouble;
 mod windows;
 mod words;

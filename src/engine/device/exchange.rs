@@ -21,7 +21,7 @@ pub use self::series::Series;
 use super::board::InLaunch;
 use super::compare::{Calls, Terms};
 use super::overdue::Overdue;
-use super::retired::{Parts, retire};
+use super::retired::{HeldMemory, Parts, retire};
 use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
@@ -56,6 +56,8 @@ pub struct DeviceExchange {
     latches: Once,
     /// or broadcasts by stages among ranks of one process.
     pulls: AtomicBool,
+    /// Whether something of it has been captured.
+    in_graphs: AtomicBool,
 }
 
 /// Some members of an exchange.
@@ -141,7 +143,18 @@ impl DeviceExchange {
             shut: Once::new(),
             latches: Once::new(),
             pulls: AtomicBool::new(false),
+            in_graphs: AtomicBool::new(false),
         }
+    }
+
+    /// Whether something of the program refers to its memory: a graph, or a window.
+    pub fn is_referred_to(&self) -> bool {
+        self.in_graphs.load(Ordering::Relaxed) || lock(&self.parts().windows).any()
+    }
+
+    /// What tells when that memory has been given back.
+    pub fn held_memory(&self) -> HeldMemory {
+        HeldMemory::of(self.parts())
     }
 
     pub(super) fn parts(&self) -> &Parts {

@@ -37,6 +37,7 @@ use crate::signature::Kind;
 pub use exchange::{Asked, Caller, DeviceExchange, Enqueued, Put, Series};
 pub use hosts::{Hosts, Layout};
 pub use overdue::GRACE_PERIOD;
+pub use retired::HeldMemory;
 pub use setup::{MESSAGE_BYTES, Setup, Step};
 pub use window::Registration;
 

@@ -2,7 +2,8 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 use once_cell::sync::OnceCell;
 
@@ -15,8 +16,10 @@ use crate::cuda::context::Devices;
 use crate::cuda::driver::{Priority, least_limit, retry};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
+use crate::cuda::polling;
 use crate::cuda::slab::{Arena, Kept, Opened};
 use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::sys;
 
@@ -124,6 +127,8 @@ pub(super) struct Parts {
     pub(super) boards: Boards,
     pub(super) said_goodbye: AtomicBool,
     pub(super) fork: u32,
+    /// Dropped behind all of that.
+    pub(super) life: Arc<()>,
 }
 
 impl Parts {
@@ -163,6 +168,34 @@ impl Kept for Parts {
             self.said_goodbye.store(true, Ordering::Relaxed);
         }
         self.boards.is_forsaken()
+    }
+}
+
+/// What tells when the parts of an exchange have been given back.
+#[derive(Clone, Debug)]
+pub struct HeldMemory {
+    devices: Arc<Devices>,
+    life: Weak<()>,
+}
+
+impl HeldMemory {
+    pub(super) fn of(parts: &Parts) -> HeldMemory {
+        HeldMemory { devices: parts.last.devices().clone(), life: Arc::downgrade(&parts.life) }
+    }
+
+    /// Waits until they have been, once the exchange is dropped. Whether they have, by the deadline.
+    pub fn await_return(&self, deadline: Deadline) -> bool {
+        let start = Instant::now();
+        loop {
+            self.devices.look_after_kept();
+            if self.life.strong_count() == 0 {
+                return true;
+            }
+            if deadline.expired() {
+                return false;
+            }
+            polling::pause(start, deadline);
+        }
     }
 }
 

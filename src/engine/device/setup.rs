@@ -318,6 +318,7 @@ impl Setup {
             boards,
             said_goodbye: AtomicBool::new(false),
             fork: fork::generation(),
+            life: Arc::default(),
         }));
         let known: Weak<DeviceExchange> = Arc::downgrade(&exchange);
         exchange.devices().note_exchange(known);

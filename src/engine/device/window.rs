@@ -47,6 +47,11 @@ pub(super) struct Window {
 }
 
 impl Windows {
+    /// Whether there are any that have not ended.
+    pub(super) fn any(&self) -> bool {
+        !self.live.is_empty()
+    }
+
     /// Memory that lies in a window, as each rank reaches it. `buffer`: its allocation.
     pub(super) fn find(&self, address: u64, bytes: u64, buffer: u64) -> Option<[u64; MAX_RANKS]> {
         let window =

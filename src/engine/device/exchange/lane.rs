@@ -58,6 +58,9 @@ impl DeviceExchange {
         }
         // SAFETY: the caller's promise.
         let capture = unsafe { self.devices().driver().stream_capture(handle) };
+        if let Ok(Capture::Active(_)) = capture {
+            self.in_graphs.store(true, Ordering::Relaxed);
+        }
         capture.map_err(|error| self.foreign(caller, error))
     }
 
