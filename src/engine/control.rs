@@ -83,8 +83,15 @@ impl Control {
             Control::Call { key, signature } => {
                 bytes.push(4);
                 let (key, signature) = (*key, *signature);
-                let frame =
-                    Frame { kind: FrameKind::Request, key, signature, total: 0, offset: 0, length: 0 };
+                let frame = Frame {
+                    kind: FrameKind::Request,
+                    key,
+                    signature,
+                    total: 0,
+                    offset: 0,
+                    length: 0,
+                    announced: 0,
+                };
                 bytes.extend_from_slice(&frame.encode());
                 ""
             }

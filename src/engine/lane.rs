@@ -320,10 +320,9 @@ impl Lane {
         self.push(frame, Source { address: std::ptr::null(), len: 0 }, None);
     }
 
-    /// Queues a frame that withdraws a message. The peer can know of it from here on, though the frame may have to wait.
-    pub fn push_withdrawal(&mut self, frame: &Frame) {
-        self.stream.note_withdrawal();
-        self.push_bare(frame);
+    /// As [`Stream::announce`].
+    pub fn announce(&mut self) -> u32 {
+        self.stream.announce()
     }
 
     /// Writes what fits; `done` is called for each payload that has gone whole, with the key of its message when it was

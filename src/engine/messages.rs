@@ -7,9 +7,8 @@
 //! - *pulled*, larger, in shared memory: the sender tells where the bytes are, the receiver copies them out of the
 //!   sender's memory and says [`FrameKind::Done`]; where the kernel forbids that, it says ready instead.
 //!
-//! A sender that gives up a message which it has announced says [`FrameKind::Withdraw`] before it lets go of the bytes.
-//! A word beside the ring counts these, since the frame may have to wait for room: what was pulled counts only once as
-//! many have been read.
+//! A sender that gives up a message which it has announced withdraws it before it lets go of the bytes, unless its receiver has
+//! taken it: a word beside the ring says at once which was first. [`FrameKind::Withdraw`] follows, which may have to wait for room.
 //!
 //! `posting` takes what operations ask for, `lanes` reads and writes the streams, `arrival` matches what comes, `streamed`
 //! and `pulled` move what is long; `transfer` is what is kept of each, `peer` what is known of a rank and its link,
@@ -94,7 +93,7 @@ pub enum Remains {
     Nothing,
     /// A peer knows of it, and does not get it.
     Part,
-    /// All of it goes, as far as it has not gone, out of copies.
+    /// All of it goes, as far as it has not gone, out of copies; or its receiver has it.
     Whole,
 }
 
@@ -281,7 +280,8 @@ impl Messages {
             }
         }
         for &(peer, key) in sent {
-            let Some(Sending::Posted { from, signature, pieces, .. }) = self.sending.remove(&(peer, key))
+            let Some(Sending::Posted { from, signature, pieces, announced, .. }) =
+                self.sending.remove(&(peer, key))
             else {
                 continue;
             };
@@ -291,13 +291,12 @@ impl Messages {
                 known = true;
                 continue;
             }
-            lacks = true;
             let (total, offset) = (from.len as u64, from.address as u64);
             let kind = FrameKind::Request;
-            if self.withdraw(peer, &Frame { kind, key, signature, total, offset, length: 0 }) {
-                known = true;
-                self.flush(peer);
-            }
+            let remains =
+                self.withdraw(peer, &Frame { kind, key, signature, total, offset, length: 0, announced });
+            known |= remains != Remains::Nothing;
+            lacks |= remains != Remains::Whole;
         }
         // The caller may change its bytes from here on: whoever sees the change finds the withdrawal.
         fence(Ordering::SeqCst);
@@ -312,17 +311,31 @@ impl Messages {
         }
     }
 
-    /// Takes the announcement of a message back. Whether it has left, and its withdrawal follows it.
-    fn withdraw(&self, peer: u32, announcement: &Frame) -> bool {
+    /// Takes the announcement of a message back; if it has left, its withdrawal follows it. Unless the receiver has taken the message:
+    /// it has said so, but that may have to wait for room, or to be read.
+    fn withdraw(&mut self, peer: u32, announcement: &Frame) -> Remains {
         let slot = &self.peers[peer as usize];
-        let (PeerState::Open, Some(lane)) = (&slot.state, slot.lanes.first()) else { return false };
-        let mut lane = lane.lock();
-        // It would else go out some day, and its withdrawal behind it: a peer that does not read would have them heap up here.
-        if lane.take_back(announcement) {
-            return false;
+        let Some(mut lane) = slot.lanes.first().map(|lane| lane.lock()) else { return Remains::Nothing };
+        if !lane.stream().withdraw(announcement.announced) {
+            return Remains::Whole;
         }
-        lane.push_withdrawal(&Frame { kind: FrameKind::Withdraw, offset: 0, ..*announcement });
-        true
+        // It would else go out some day, and its withdrawal behind it: a peer that does not read would have them heap up here.
+        if !matches!(slot.state, PeerState::Open) || lane.take_back(announcement) {
+            return Remains::Nothing;
+        }
+        lane.push_bare(&Frame { kind: FrameKind::Withdraw, offset: 0, ..*announcement });
+        drop(lane);
+        self.flush(peer);
+        Remains::Part
+    }
+
+    /// What has been announced under this number is sent otherwise now, or not at all.
+    fn stands_no_longer(&self, peer: u32, announced: u32) {
+        if announced != 0
+            && let Some(lane) = self.peers[peer as usize].lanes.first()
+        {
+            lane.lock().stream().withdraw(announced);
+        }
     }
 
     /// Lowers the limit of what may arrive before anybody asked.
@@ -348,7 +361,10 @@ impl Messages {
     pub fn forge(&mut self, peer: u32, lane: usize, frame: &Frame, from: super::lane::Source) {
         let ticket = super::lane::Ticket { mailbox: self.mailbox(), step: 0 };
         let Some(lane) = self.peers[peer as usize].lanes.get(lane) else { return };
-        lane.lock().push_piece(frame, from, ticket);
+        let mut lane = lane.lock();
+        let announced = if frame.kind == FrameKind::Request { lane.announce() } else { 0 };
+        lane.push_piece(&Frame { announced, ..*frame }, from, ticket);
+        drop(lane);
         self.peers[peer as usize].strews = true;
         self.flush(peer);
     }

@@ -215,16 +215,12 @@ impl Point {
     /// Gives up while the first piece is under way. Whether it is a send's, and all of the message.
     fn abandon_first(&self, group: &Group, mailbox: u32) -> bool {
         let mut messages = group.endpoint().messages();
-        if let (Message::Send { .. }, Some((peer, _))) = (&self.message, messages.look(mailbox).source) {
-            messages.read_ends(peer);
-        }
         let mail = messages.look(mailbox);
         let (source, taken, failed) = (mail.source, !mail.done.is_empty(), mail.failed.is_some());
         let channel = (group.id(), self.tag);
         let first = source.map(|(peer, sequence)| (peer, first_key(channel, sequence)));
         let remains = messages.cancel_one(mailbox, channel, first);
         drop(messages);
-        group.endpoint().settle();
         let Some((peer, sequence)) = source else { return false };
         if self.behind == 0 {
             let goes = !failed && (taken || remains == Remains::Whole);
@@ -490,16 +486,12 @@ impl Following {
     /// The same. Whether they are a send's that go all the same, if they have not gone.
     fn give_up(&mut self, group: &Group, course: &Course) -> bool {
         let mut messages = group.endpoint().messages();
-        if course.sends {
-            messages.read_ends(course.peer);
-        }
         let mail = messages.look(self.mailbox);
         let [_, word] = course.words();
         let fails = self.failed.is_some() || mail.failed.is_some() || mail.done.contains(&word);
         let ended = mail.done.len() as u32;
         let remains = messages.cancel(self.mailbox);
         drop(messages);
-        group.endpoint().settle();
         course.sends && !fails && (ended == self.left || remains == Remains::Whole)
     }
 }

@@ -96,10 +96,15 @@ pub struct Frame {
     pub offset: u64,
     /// Bytes that follow this frame on the stream.
     pub length: u32,
+    /// Request: the number under which it stands announced ([`Stream::announce`]), if the message may be pulled. Travels with that alone.
+    ///
+    /// [`Stream::announce`]: crate::transport::Stream::announce
+    pub announced: u32,
 }
 
 impl Frame {
-    /// The bytes that travel. Kind and class share one, and lengths and addresses have as many as memory needs.
+    /// The bytes that travel. Kind and class share one, lengths and addresses have as many as memory needs, and the number of what is
+    /// announced is where others, behind which bytes follow, have their length.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut bytes = [0; FRAME_BYTES];
         bytes[0] = self.kind as u8 | (self.key.class as u8) << 4;
@@ -111,7 +116,8 @@ impl Frame {
         bytes[27..35].copy_from_slice(&self.key.slot.to_le_bytes());
         bytes[35..41].copy_from_slice(&self.total.min(LONGEST).to_le_bytes()[..6]);
         bytes[41..48].copy_from_slice(&self.offset.to_le_bytes()[..7]);
-        bytes[48..52].copy_from_slice(&self.length.to_le_bytes());
+        let tail = if self.kind == FrameKind::Request { self.announced } else { self.length };
+        bytes[48..52].copy_from_slice(&tail.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.signature.root.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.signature.count.to_le_bytes());
         bytes
@@ -145,13 +151,15 @@ impl Frame {
         if bytes[5..7] != MAGIC {
             fail!(Internal, "a frame without its mark arrived");
         }
+        let (length, announced) = if kind == FrameKind::Request { (0, half(48)) } else { (half(48), 0) };
         let frame = Frame {
             kind,
             key: Key { group: word(7), tag: word(15), sequence: half(23), slot: word(27), class },
             signature: Signature::decode(half(1), half(52), word(56))?,
             total: part(35, 6),
             offset: part(41, 7),
-            length: half(48),
+            length,
+            announced,
         };
         let fits = match frame.kind {
             FrameKind::Eager => u64::from(frame.length) == frame.total,
@@ -207,21 +215,22 @@ mod tests {
             total: 1 << 40,
             offset: 1 << 39,
             length: u32::MAX,
+            announced: 0,
         };
         assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
         // An address, and all that a key can be.
         let class = Class::Internal;
         let key = Key { group: u64::MAX, tag: u64::MAX, sequence: u32::MAX, slot: u64::MAX, class };
         let (kind, offset) = (FrameKind::Request, (1 << 56) - 1);
-        let frame = Frame { kind, key, total: LONGEST, offset, length: 0, ..frame };
+        let frame = Frame { kind, key, total: LONGEST, offset, length: 0, announced: u32::MAX, ..frame };
         assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
     }
 
     #[test]
     fn a_length_that_no_memory_has_is_told_as_no_other() {
         let key = Key { group: 7, tag: 0, sequence: 9, slot: 3, class: Class::PointToPoint };
-        let frame =
-            Frame { kind: FrameKind::Request, key, signature: signature(), total: 0, offset: 0, length: 0 };
+        let kind = FrameKind::Request;
+        let frame = Frame { kind, key, signature: signature(), total: 0, offset: 0, length: 0, announced: 0 };
         for total in [1 << 48, (1 << 48) + 4, u64::MAX] {
             let told = Frame::decode(&Frame { total, ..frame }.encode()).expect("a frame");
             assert_eq!(told, Frame { total: LONGEST, ..frame });

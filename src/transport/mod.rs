@@ -39,13 +39,25 @@ pub trait Stream: Send {
         None
     }
 
-    /// Counts a withdrawal that is queued for this stream, so that the peer knows of it before it can read it: at once,
-    /// where memory is shared, and not at all elsewhere.
-    fn note_withdrawal(&mut self) {}
-
-    /// Withdrawals that the peer has counted so.
-    fn withdrawals(&self) -> u32 {
+    /// A number under which something of this side's stands announced, until the peer takes it or this side withdraws it, whichever
+    /// comes first. 0, which is no number: memory is not shared, or as much as can stand does.
+    fn announce(&mut self) -> u32 {
         0
+    }
+
+    /// Withdraws what this side has announced under a number. Whether it stood: if not, the peer has taken it.
+    fn withdraw(&self, _number: u32) -> bool {
+        true
+    }
+
+    /// Takes what the peer has announced under a number. Whether it stood: if not, the peer has withdrawn it.
+    fn take(&self, _number: u32) -> bool {
+        false
+    }
+
+    /// Whether what the peer has announced under a number stands.
+    fn stands(&self, _number: u32) -> bool {
+        false
     }
 
     /// What is there to read, in place, when the stream can show it without a copy; may be less than all that is

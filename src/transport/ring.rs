@@ -3,8 +3,9 @@
 //! | offset | written by | what |
 //! |---|---|---|
 //! | 0 | reader | `head`: bytes consumed so far; `reader_closed` |
-//! | 128 | writer | `tail`: bytes published so far; `writer_waits`; `writer_closed`; `withdrawals` |
-//! | 256 | writer | the bytes; their count is a power of two |
+//! | 128 | writer | `tail`: bytes published so far; `writer_waits`; `writer_closed` |
+//! | 256 | both | the numbers that stand announced |
+//! | 2304 | writer | the bytes; their count is a power of two |
 //!
 //! Counts only grow; a byte's place is its count modulo the capacity. Each side keeps the other's count as it last saw
 //! it and looks again only when that does not suffice, so that in steady flow no cache line goes to and fro for each
@@ -12,6 +13,9 @@
 //!
 //! Whoever finds nothing to do sleeps on its endpoint's bell. The writer rings the reader's after each publication. A
 //! writer that found the ring full raises `writer_waits`, looks once more, and the reader rings when a quarter is free.
+//!
+//! What the writer announces has a word beside the bytes, with its number for as long as it stands. Who takes or withdraws it makes
+//! that 0, by one exchange that fails where the other was first: so both sides know which it was, whatever waits in the rings.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -25,8 +29,9 @@ use super::segment::{Region, Segment};
 use crate::error::{Result, fail};
 use crate::sys::fork;
 
-/// The head line, the tail line, and then the bytes.
-const DATA_AT: usize = 256;
+/// The head line, the tail line, the announcements, and then the bytes.
+const DATA_AT: usize = ANNOUNCED_AT + size_of::<Announced>();
+const ANNOUNCED_AT: usize = 256;
 
 /// The capacities that a ring may have.
 pub const CAPACITIES: std::ops::RangeInclusive<usize> = 4096..=1 << 30;
@@ -42,8 +47,13 @@ struct WriterLine {
     tail: AtomicU64,
     waits: AtomicU32,
     closed: AtomicU32,
-    withdrawals: AtomicU32,
 }
+
+/// How many announcements can stand in a ring.
+pub const STANDING: usize = 512;
+
+/// Those numbers that stand, each at its place: the number modulo [`STANDING`]. 0: none.
+type Announced = [AtomicU32; STANDING];
 
 /// Memory for a ring in this endpoint's segment, to be written by one peer.
 #[derive(Debug)]
@@ -117,6 +127,8 @@ pub struct Ring {
     /// Bytes published, and bytes known to be consumed.
     tail: u64,
     seen_head: u64,
+    /// The last number under which something was announced.
+    announced: u32,
 }
 
 // SAFETY: `outgoing` points into the peer's mapped segment, which `peer` keeps and which is the same in every thread.
@@ -128,7 +140,19 @@ impl Ring {
         let PeerRing { memory: peer, address: outgoing, capacity: outgoing_capacity } = outgoing;
         let (head, seen_tail, tail, seen_head) = (0, 0, 0, 0);
         let fork = fork::generation();
-        Ring { incoming, outgoing, outgoing_capacity, peer, fork, head, seen_tail, tail, seen_head }
+        let announced = 0;
+        Ring {
+            incoming,
+            outgoing,
+            outgoing_capacity,
+            peer,
+            fork,
+            head,
+            seen_tail,
+            tail,
+            seen_head,
+            announced,
+        }
     }
 
     /// How many bytes can be read now.
@@ -265,12 +289,30 @@ impl Stream for Ring {
         self.readable_span().map(Some)
     }
 
-    fn note_withdrawal(&mut self) {
-        writer_line(self.outgoing).withdrawals.fetch_add(1, Ordering::SeqCst);
+    fn announce(&mut self) -> u32 {
+        for _ in 0..STANDING {
+            // Numbers do not come again for long: what is withdrawn may be tried to be taken until the peer has read that.
+            self.announced = self.announced.wrapping_add(1).max(1);
+            let place = place(self.outgoing, self.announced);
+            if place.load(Ordering::Relaxed) == 0 {
+                // Published with the bytes that tell of it.
+                place.store(self.announced, Ordering::Relaxed);
+                return self.announced;
+            }
+        }
+        0
     }
 
-    fn withdrawals(&self) -> u32 {
-        writer_line(self.incoming.region.address()).withdrawals.load(Ordering::SeqCst)
+    fn withdraw(&self, number: u32) -> bool {
+        number == 0 || ends(self.outgoing, number)
+    }
+
+    fn take(&self, number: u32) -> bool {
+        number != 0 && ends(self.incoming.region.address(), number)
+    }
+
+    fn stands(&self, number: u32) -> bool {
+        number != 0 && place(self.incoming.region.address(), number).load(Ordering::SeqCst) == number
     }
 
     fn consume(&mut self, count: usize) {
@@ -318,8 +360,20 @@ fn reader_line<'a>(ring: NonNull<u8>) -> &'a ReaderLine {
 }
 
 fn writer_line<'a>(ring: NonNull<u8>) -> &'a WriterLine {
-    // SAFETY: as above; 128 + size_of::<WriterLine>() is DATA_AT.
+    // SAFETY: as above; 128 + size_of::<WriterLine>() is ANNOUNCED_AT.
     unsafe { ring.add(128).cast().as_ref() }
+}
+
+/// Where a number stands that is announced in a ring.
+fn place<'a>(ring: NonNull<u8>, number: u32) -> &'a AtomicU32 {
+    // SAFETY: as above; ANNOUNCED_AT + size_of::<Announced>() is DATA_AT.
+    let announced: &Announced = unsafe { ring.add(ANNOUNCED_AT).cast().as_ref() };
+    &announced[number as usize % STANDING]
+}
+
+/// Has a number stand no longer. Whether it did.
+fn ends(ring: NonNull<u8>, number: u32) -> bool {
+    place(ring, number).compare_exchange(number, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
 fn corrupt(which: &str, theirs: u64, ours: u64) -> io::Error {
@@ -471,6 +525,52 @@ mod tests {
         left_bell.park(None, &mut Vec::new()).unwrap();
     }
 
+    #[test]
+    fn what_is_announced_is_taken_or_withdrawn_and_never_both() {
+        let [(mut left, _), (mut right, _)] = pair(4096);
+        let numbers = [(); 3].map(|()| left.announce());
+        assert!(numbers.iter().all(|&number| right.stands(number)));
+        assert!(right.take(numbers[0]) && !left.withdraw(numbers[0]), "taken");
+        assert!(left.withdraw(numbers[1]) && !right.take(numbers[1]), "withdrawn");
+        assert!(numbers.map(|number| right.stands(number)) == [false, false, true]);
+        // At the same moment, again and again.
+        for _ in 0..1000 {
+            let number = left.announce();
+            let (taker, both) = (&mut right, &std::sync::Barrier::new(2));
+            let (took, withdrew) = thread::scope(|scope| {
+                let takes = scope.spawn(move || {
+                    both.wait();
+                    taker.take(number)
+                });
+                both.wait();
+                let withdrew = left.withdraw(number);
+                (takes.join().unwrap(), withdrew)
+            });
+            assert!(took != withdrew, "taken: {took}, withdrawn: {withdrew}");
+        }
+    }
+
+    #[test]
+    fn as_much_as_can_stand_announced_does_and_what_is_over_is_not_taken_for_what_has_its_place() {
+        let [(mut left, _), (right, _)] = pair(4096);
+        // Numbers begin again in the middle.
+        left.announced = u32::MAX - 100;
+        let mut standing: Vec<u32> = (0..STANDING).map(|_| left.announce()).collect();
+        for round in 0..2 * STANDING {
+            assert_eq!(left.announce(), 0, "there is no room");
+            let over = standing.remove(round * 7 % STANDING);
+            assert!(if round % 2 == 0 { right.take(over) } else { left.withdraw(over) });
+            let next = left.announce();
+            assert_eq!(next % STANDING as u32, over % STANDING as u32, "at the same place");
+            assert!(!right.take(over) && !left.withdraw(over) && !right.stands(over));
+            assert!(right.stands(next) && !standing.contains(&next));
+            standing.push(next);
+        }
+        assert!(standing.iter().all(|&number| right.take(number)));
+        // What has no number is asked for otherwise.
+        assert!(left.withdraw(0) && !right.take(0) && !right.stands(0));
+    }
+
     impl Ring {
         /// Looks, then consumes.
         fn consume_all(&mut self, count: usize) {
@@ -499,7 +599,7 @@ mod tests {
         fn a_ring_that_is_not_there_is_refused(offset in any::<u64>(), capacity in any::<u64>()) {
             let [(left, _), _] = pair(4096);
             let good = offset.is_multiple_of(128) && capacity.is_power_of_two() && capacity >= 4096
-                && offset.checked_add(capacity).is_some_and(|end| end + 256 <= left.peer.segment.size() as u64);
+                && offset.checked_add(capacity).is_some_and(|end| end + DATA_AT as u64 <= left.peer.segment.size() as u64);
             prop_assert_eq!(PeerRing::new(Arc::clone(&left.peer), offset, capacity).is_ok(), good);
         }
     }

@@ -31,9 +31,10 @@ impl Messages {
                 }
             }
             FrameKind::Refuse => {
-                if let Some(Sending::Posted { from, signature, ticket, .. }) =
+                if let Some(Sending::Posted { from, signature, ticket, announced, .. }) =
                     self.sending.remove(&(peer, frame.key))
                 {
+                    self.stands_no_longer(peer, announced);
                     self.peers[peer as usize].expected -= 1;
                     let mismatch =
                         differing(peer, frame.key, frame.signature, signature, frame.total, from.len);

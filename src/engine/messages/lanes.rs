@@ -18,13 +18,6 @@ impl Messages {
         self.progress_lanes(peer, self.peers[peer as usize].reads_from().len())
     }
 
-    /// Reads what tells that messages to a peer have been taken, where that costs no system call: who gives one up sends it again.
-    pub fn read_ends(&mut self, peer: u32) {
-        if self.polls(peer) {
-            self.progress(peer);
-        }
-    }
-
     /// The same for all lanes of a peer, one of which the kernel says is ready.
     pub fn serve(&mut self, peer: u32, ready: usize) -> bool {
         if let Some(mut lane) = self.peers[peer as usize].lanes.get(ready).and_then(|lane| lane.try_lock()) {

@@ -24,8 +24,6 @@ pub(super) struct Peer {
     pub(super) expected: usize,
     /// It has left, and all that it had said has been read.
     pub(super) drained: bool,
-    /// Withdrawals read from it.
-    pub(super) withdrawals: u32,
     /// Receives among them whose pieces may come over several lanes.
     pub(super) spread: usize,
     /// Whether pieces that go out may wait on other lanes than the first.

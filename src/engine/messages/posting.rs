@@ -26,6 +26,7 @@ impl Messages {
             total: from.len as u64,
             offset: from.address as u64,
             length: 0,
+            announced: 0,
         };
         self.courses.begin(peer, &key, &signature, from.len, true);
         match &self.peers[peer as usize].state {
@@ -55,15 +56,16 @@ impl Messages {
             return;
         }
         slot.expected += 1;
-        let announced = slot.kind == Some(LinkKind::Shm) || frame.key.class == Class::PointToPoint;
+        let announces = slot.kind == Some(LinkKind::Shm) || frame.key.class == Class::PointToPoint;
+        let announced = if announces { slot.lanes[0].lock().announce() } else { 0 };
         let early = self.sending.insert(
             (peer, frame.key),
-            Sending::Posted { from, signature: frame.signature, ticket, pieces: 0 },
+            Sending::Posted { from, signature: frame.signature, ticket, pieces: 0, announced },
         );
         if let Some(Sending::Ready(ready)) = early {
             self.peer_is_ready(peer, ready);
-        } else if announced {
-            slot.lanes[0].lock().push_bare(&frame);
+        } else if announces {
+            slot.lanes[0].lock().push_bare(&Frame { announced, ..frame });
         }
     }
 
@@ -71,7 +73,7 @@ impl Messages {
     pub fn notify(&mut self, peer: u32, key: Key, signature: Signature) {
         if let PeerState::Open = self.peers[peer as usize].state {
             let kind = FrameKind::Eager;
-            self.control(peer, &Frame { kind, key, signature, total: 0, offset: 0, length: 0 });
+            self.control(peer, &Frame { kind, key, signature, total: 0, offset: 0, length: 0, announced: 0 });
             self.flush(peer);
         }
     }

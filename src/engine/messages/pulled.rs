@@ -46,7 +46,8 @@ impl Messages {
         let key = (peer, frame.key);
         let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
         // Also in our own process the kernel reads: the sender may give up and unmap its bytes at any time.
-        if !self.peers[peer as usize].memory.as_ref().is_some_and(|memory| memory.can_read) {
+        let can_read = self.peers[peer as usize].memory.as_ref().is_some_and(|memory| memory.can_read);
+        if !can_read || frame.announced == 0 {
             if !posted.announces(&frame.key) || self.peers[peer as usize].kind == Some(LinkKind::Shm) {
                 let ready = posted.ready(frame.key);
                 self.control(peer, &ready);
@@ -98,21 +99,28 @@ impl Messages {
         true
     }
 
-    /// If everything that `peer` had withdrawn when this is called has been read, what was pulled from it before counts.
-    /// Whether there was anything.
+    /// What has been pulled from `peer` counts, unless that has withdrawn it meanwhile. Whether anything counts.
     pub(super) fn count_pulled(&mut self, peer: u32) -> bool {
         let is_here = |pulled: &Pulled| pulled.peer == peer && pulled.begun.is_none();
         if !self.pulled.iter().any(is_here) {
             return false;
         }
-        let slot = &self.peers[peer as usize];
-        if slot.lanes.first().is_some_and(|lane| lane.lock().stream().withdrawals() != slot.withdrawals) {
-            // Its frame comes, and wakes who sleeps.
+        let Messages { pulled, receiving, peers, .. } = self;
+        let Some(lane) = peers[peer as usize].lanes.first().map(|lane| lane.lock()) else { return false };
+        let is_refused =
+            |pulled: &Pulled| pulled.refused.is_some() && receiving.contains_key(&(peer, pulled.frame.key));
+        // Of what is withdrawn the frame that says so comes, and wakes who sleeps. What could not be read is left to its sender.
+        let ends = |pulled: &Pulled| match is_refused(pulled) {
+            true => lane.stream().stands(pulled.frame.announced),
+            false => lane.stream().take(pulled.frame.announced),
+        };
+        let (ours, others): (Vec<_>, Vec<_>) =
+            std::mem::take(pulled).into_iter().partition(|pulled| is_here(pulled) && ends(pulled));
+        *pulled = others;
+        drop(lane);
+        if ours.is_empty() {
             return false;
         }
-        let (ours, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pulled).into_iter().partition(is_here);
-        self.pulled = others;
         for Pulled { frame, refused, .. } in ours {
             if let Some(cause) = refused.filter(|_| self.receiving.contains_key(&(peer, frame.key))) {
                 // The receive stays: the sender sends the bytes after all, or says that it cannot read them either.
@@ -154,13 +162,14 @@ impl Messages {
             self.fail(ticket, Failure::Peer { peer, status: Status::System, what });
             return;
         }
-        let Some(Sending::Posted { from, ticket, .. }) = self.sending.get(&key) else { return };
-        let (from, ticket) = (*from, *ticket);
+        let Some(Sending::Posted { from, ticket, announced, .. }) = self.sending.get(&key) else { return };
+        let (from, ticket, announced) = (*from, *ticket, *announced);
         // Memory of a driver or of memfd_secret is this process's alone, and some forbid others to look into theirs.
         if frame.offset != 0 && is_readable(from.address, from.len) {
             self.peer_is_ready(peer, Frame { kind: FrameKind::Ready, offset: 0, ..frame });
             return;
         }
+        self.stands_no_longer(peer, announced);
         self.sending.remove(&key);
         self.peers[peer as usize].expected -= 1;
         let (status, what) = match i32::try_from(frame.offset) {
@@ -182,8 +191,6 @@ impl Messages {
 
     /// The sender gives up a message that it has announced.
     pub(super) fn withdrawn(&mut self, peer: u32, key: Key) {
-        let slot = &mut self.peers[peer as usize];
-        slot.withdrawals = slot.withdrawals.wrapping_add(1);
         self.pulled.retain(|pulled| (pulled.peer, pulled.frame.key) != (peer, key));
         match self.receiving.get(&(peer, key)) {
             Some(Receiving::Early(Early::Request { .. })) => {

@@ -18,7 +18,7 @@ impl Messages {
     /// The receiver has its buffer: the bytes go out in pieces.
     pub(super) fn peer_is_ready(&mut self, peer: u32, frame: Frame) {
         let key = (peer, frame.key);
-        let Some(Sending::Posted { from, signature, ticket, .. }) = self.sending.get(&key) else {
+        let Some(Sending::Posted { from, signature, ticket, announced, .. }) = self.sending.get(&key) else {
             // To a message of send and receive it is an answer: that has been withdrawn meanwhile.
             if self.departed.contains(frame.key.group) || frame.key.class == Class::PointToPoint {
                 return;
@@ -27,7 +27,8 @@ impl Messages {
             self.sending.insert(key, Sending::Ready(frame));
             return;
         };
-        let (from, signature, ticket) = (*from, *signature, *ticket);
+        let (from, signature, ticket, announced) = (*from, *signature, *ticket, *announced);
+        self.stands_no_longer(peer, announced);
         if let Some(mismatch) = check(peer, frame.key, frame.signature, signature, frame.total, from.len) {
             self.sending.remove(&key);
             self.peers[peer as usize].expected -= 1;
@@ -55,11 +56,12 @@ impl Messages {
                 total: from.len as u64,
                 offset: offset as u64,
                 length: length as u32,
+                announced: 0,
             };
             // SAFETY: `offset` is inside the source.
             let part = Source { address: unsafe { from.address.add(offset) }, len: length };
             slot.lanes[piece % lanes].lock().push_piece(&frame, part, ticket);
         }
-        self.sending.insert((peer, key), Sending::Posted { from, signature, ticket, pieces });
+        self.sending.insert((peer, key), Sending::Posted { from, signature, ticket, pieces, announced: 0 });
     }
 }

@@ -44,6 +44,8 @@ pub(super) enum Sending {
         signature: Signature,
         ticket: Ticket,
         pieces: usize,
+        /// [`Frame::announced`]; 0 when it is not any more.
+        announced: u32,
     },
     /// The receiver is ready before we are.
     Ready(Frame),
@@ -113,6 +115,7 @@ impl Posted {
             total: self.into.len as u64,
             offset: 0,
             length: 0,
+            announced: 0,
         }
     }
 }

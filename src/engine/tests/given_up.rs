@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::pieces::{PIECE, begin_stopped, both_sides};
 use super::*;
-use crate::engine::messages::{EAGER_TCP_BYTES, RECEIVER_GAVE_UP};
+use crate::engine::messages::{EAGER_SHM_BYTES, EAGER_TCP_BYTES, RECEIVER_GAVE_UP};
+use crate::transport::ring::STANDING;
 use crate::transport::service::hold_service;
 
 /// A message that is announced, and fetched by its receiver.
@@ -108,24 +109,59 @@ fn is_told(running: &Running) {
     assert!(error.text().contains("gave up in the middle of a message"), "{error}");
 }
 
-/// Nobody has read at the sender that its message has been taken.
+/// Nobody has read at the sender that its message has been taken, or it has not even been said: there is no room.
 #[test]
 fn a_send_that_has_been_taken_is_complete_when_it_is_given_up() {
-    let (groups, before) = begun(true);
-    let (bytes, mut came) = (vec![3; LONG], vec![0; LONG]);
-    let held = hold_service();
-    let received = receive(&groups[1], 5, &mut came);
-    let sent = send(&groups[0], 5, &bytes);
-    let end = soon();
-    while !received.has_ended() {
-        assert!(!end.expired(), "it is not taken");
-        groups[1].endpoint().progress(0, Through::Messages);
+    for is_full in [false, true] {
+        let (groups, before) = begun(true);
+        let (bytes, mut came) = (vec![3; LONG], vec![0; LONG]);
+        let held = hold_service();
+        let (crowd, mut crowding) = (vec![4; EAGER_SHM_BYTES], Vec::new());
+        while is_full && crowding.last().is_none_or(|sent: &Arc<Running>| sent.has_ended()) {
+            crowding.push(send(&groups[1], 4, &crowd));
+        }
+        let received = receive(&groups[1], 5, &mut came);
+        let sent = send(&groups[0], 5, &bytes);
+        let end = soon();
+        while !received.has_ended() {
+            assert!(!end.expired(), "it is not taken");
+            groups[1].endpoint().progress(0, Through::Messages);
+        }
+        assert!(sent.cancel());
+        sent.result().expect("its end").expect("its receiver has it");
+        drop(held);
+        assert!(came == bytes);
+        for sent in crowding {
+            let mut came = vec![0; crowd.len()];
+            done(&receive(&groups[0], 4, &mut came));
+            done(&sent);
+            assert!(came == crowd);
+        }
+        nothing_is_left(&groups, before, 6);
     }
-    sent.cancel();
-    drop(held);
-    done(&sent);
-    assert!(came == bytes);
-    nothing_is_left(&groups, before, 6);
+}
+
+/// Those that have no number come by way of the ring.
+#[test]
+fn more_messages_than_can_stand_announced_come_or_are_given_up_like_others() {
+    const LEN: usize = EAGER_SHM_BYTES + 1;
+    let (groups, before) = begun(true);
+    let bytes: Vec<_> = (0..STANDING + 16).map(|index| vec![index as u8; LEN]).collect();
+    let sent: Vec<_> = bytes.iter().map(|bytes| send(&groups[0], 4, bytes)).collect();
+    // Of each kind.
+    let given_up = [7, STANDING + 7];
+    assert!(given_up.iter().all(|&index| sent[index].cancel()));
+    for (index, bytes) in bytes.iter().enumerate().filter(|(index, _)| !given_up.contains(index)) {
+        let mut came = vec![0; LEN];
+        done(&receive(&groups[1], 4, &mut came));
+        done(&sent[index]);
+        assert!(came == *bytes, "message {index}: {}", came[0]);
+    }
+    for index in given_up {
+        let error = sent[index].result().expect("its end").expect_err("nobody gets it");
+        assert_eq!(error.status(), Status::Aborted);
+    }
+    nothing_is_left(&groups, before, 4);
 }
 
 /// What a receive that is late would have taken while it asks what the others do is for the next one, whoever moves messages.

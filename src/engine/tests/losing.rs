@@ -136,7 +136,7 @@ fn announcement(group: &Group, bytes: &[u8]) -> Frame {
     let key = Key { group: group.id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
     let total = bytes.len() as u64;
     let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
-    Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 }
+    Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0, announced: 0 }
 }
 
 /// The first `len` of them.
