@@ -94,7 +94,7 @@ impl Context {
         let event = Arc::new(event);
         let (context, in_use, ordered) = (self.clone(), InUse::of(survey, bytes), survey.ordered);
         let device = survey.device;
-        let work = Work::enqueued(event, move |done| match context.failure() {
+        let work = Work::enqueued(None, event, move |done| match context.failure() {
             Some(error) => in_use.told(error, done),
             // Whose stream is the default one waits below.
             None => (ordered && !done && patience.expired()).then(|| context.late_alone(device, timeout)),

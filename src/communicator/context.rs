@@ -498,7 +498,7 @@ fn child_id(parent: u64, name: &str, members: &[u32], count: u32) -> u64 {
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::Instant;
 
     use super::*;
@@ -519,7 +519,8 @@ mod tests {
         }
     }
 
-    fn pair(timeouts: [Duration; 2]) -> [Context; 2] {
+    /// Two ranks of one group.
+    pub(in crate::communicator) fn pair(timeouts: [Duration; 2]) -> [Context; 2] {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let join = |rank: u32| {
             Context::create(options(rank, &store, timeouts[rank as usize])).expect("the ranks meet")

@@ -514,7 +514,7 @@ fn work_of(group: &Arc<Group>, exchange: &Arc<DeviceExchange>, enqueued: Enqueue
     }
     let followed = exchange.follow(group, enqueued);
     let (event, failure) = followed.inspect_err(|_| exchange.await_end(Deadline::after(GRACE_PERIOD)))?;
-    Ok(Work::enqueued(event, failure))
+    Ok(Work::enqueued(Some(group), event, failure))
 }
 
 /// A send or a receive between GPUs, checked.

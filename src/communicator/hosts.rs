@@ -166,7 +166,7 @@ impl Composed {
         // SAFETY: the caller's promise.
         let (enqueued, running) = unsafe { self.give() }?;
         match self.hosts.exchange().follow(&self.group, enqueued) {
-            Ok((event, failure)) => Ok(Work::composed(Some(running), event, failure)),
+            Ok((event, failure)) => Ok(Work::composed(Some(&self.group), Some(running), event, failure)),
             Err(error) => {
                 self.await_end(&running);
                 Err(error)

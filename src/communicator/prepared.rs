@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::batch::Pending;
-use super::context::Context;
+use super::context::{Context, Place};
 use super::several::{Parts, Several};
 use super::work::Work;
 use super::{Call, Completion};
@@ -220,19 +220,25 @@ impl Prepared {
                 let work = self.enqueue(several)?;
                 // Streams may be done before it: a root's wait for no other rank.
                 let host = work.as_ref().and_then(Work::host);
-                let (context, patience) = (self.context.clone(), self.patience());
-                let failure = move |done: bool| match &work {
-                    Some(work) => work.test().and_then(Result::err),
-                    // In a group of one nobody else looks.
-                    None if done => None,
-                    None => context.failure().or_else(|| patience.expired().then(|| late(&context))),
+                let group = match self.context.place() {
+                    Place::Group(group) => Some(group.clone()),
+                    Place::Solo => None,
+                };
+                // In a group of one nobody else looks. Another's context is its callers' alone.
+                let (alone, patience) = (group.is_none().then(|| self.context.clone()), self.patience());
+                let failure = move |done: bool| match (&work, &alone) {
+                    (Some(work), _) => work.test().and_then(Result::err),
+                    (None, Some(context)) if !done => {
+                        context.failure().or_else(|| patience.expired().then(|| late(context)))
+                    }
+                    (None, _) => None,
                 };
                 let joined = several.join();
                 if let Err(error) = &joined {
                     self.give_up(several, error);
                 }
                 Ok(match joined? {
-                    Some(joined) => Work::composed(host, joined, failure),
+                    Some(joined) => Work::composed(group.as_deref(), host, joined, failure),
                     // In a group of one: it is done whenever its graph is replayed.
                     None => Work::ended(Ok(Completion::default())),
                 })

@@ -1,7 +1,7 @@
 //! Work handles: operations under way, as the caller sees them.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use super::Completion;
@@ -14,8 +14,11 @@ use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::{Callback, call_back_late, call_back_when};
 use crate::engine::device::GRACE_PERIOD;
+use crate::engine::endpoint::lock;
+use crate::engine::group::Group;
 use crate::engine::operation::Running;
 use crate::error::{Error, Result, fail};
+use crate::transport::service::Visits;
 
 /// An operation under way. Cheap to clone; all methods from any thread. Dropping it lets the operation run on.
 #[derive(Clone)]
@@ -43,25 +46,29 @@ impl Work {
         Work { state: State::Ended(result), devices: None }
     }
 
-    /// What a stream was given, done when `event` is complete. `failure` tells why it will not end well, if that is so:
+    /// What a stream was given for a call of `group`, if it is one, done when `event` is complete. `failure` tells why it will not end well, if that is so:
     /// it is asked at every look, by any thread, told whether the event is complete, does not wait, and its answer ends the work at
     /// once.
     pub(super) fn enqueued(
+        group: Option<&Group>,
         event: Arc<Event>,
         failure: impl Fn(bool) -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
-        Work::composed(None, event, failure)
+        Work::composed(group, None, event, failure)
     }
 
     /// As [`Work::enqueued`], where the stream waits for `host`: done when both are.
     pub(super) fn composed(
+        group: Option<&Group>,
         host: Option<Arc<Running>>,
         event: Arc<Event>,
         failure: impl Fn(bool) -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
-        let devices = Some(event.devices().clone());
-        let (failure, failed_at, outcome) = (Box::new(failure), OnceLock::new(), OnceLock::new());
-        let enqueued = Enqueued { host, event, failure, failed_at, outcome };
+        let (devices, is_hosted) = (Some(event.devices().clone()), host.is_some());
+        let visits = group.map(|group| group.endpoint().registration().visits().clone());
+        let course = Mutex::new(Some(Course { host, failure: Arc::new(failure) }));
+        let (failed_at, outcome) = (OnceLock::new(), OnceLock::new());
+        let enqueued = Enqueued { event, is_hosted, course, visits, failed_at, outcome };
         Work { state: State::Enqueued(Arc::new(enqueued)), devices }
     }
 
@@ -69,16 +76,16 @@ impl Work {
     pub fn is_hosted(&self) -> bool {
         match &self.state {
             State::Running(_) => true,
-            State::Enqueued(enqueued) => enqueued.host.is_some(),
+            State::Enqueued(enqueued) => enqueued.is_hosted,
             State::Ended(_) => false,
         }
     }
 
-    /// The host's part.
+    /// The host's part, until all has ended.
     pub(super) fn host(&self) -> Option<Arc<Running>> {
         match &self.state {
             State::Running(running) => Some(running.clone()),
-            State::Enqueued(enqueued) => enqueued.host.clone(),
+            State::Enqueued(enqueued) => enqueued.host(),
             State::Ended(_) => None,
         }
     }
@@ -124,7 +131,7 @@ impl Work {
         match &self.state {
             State::Ended(result) => Some(result.clone()),
             State::Enqueued(enqueued) => {
-                if let Some(host) = &enqueued.host {
+                if let Some(host) = enqueued.host() {
                     host.test();
                 }
                 enqueued.look()
@@ -156,7 +163,7 @@ impl Work {
                 Some(result) => call_back_late(then, result),
                 None => {
                     let enqueued = enqueued.clone();
-                    call_back_when(move || enqueued.look(), then);
+                    call_back_when(move || enqueued.visit(), then);
                 }
             },
             State::Running(running) => running.on_complete(then),
@@ -244,22 +251,48 @@ type Failure = dyn Fn(bool) -> Option<Error> + Send + Sync;
 
 /// What a stream does without the host.
 pub(super) struct Enqueued {
-    /// What the host has to do for it.
-    host: Option<Arc<Running>>,
     event: Arc<Event>,
-    failure: Box<Failure>,
+    is_hosted: bool,
+    /// Until it has ended: a work that is kept keeps no group.
+    course: Mutex<Option<Course>>,
+    /// Of the group's endpoint.
+    visits: Option<Arc<Visits>>,
     /// When the host's part was first seen to have failed.
     failed_at: OnceLock<Instant>,
     outcome: OnceLock<Result<Completion>>,
 }
 
+/// What it is looked at by, which holds its group.
+#[derive(Clone)]
+struct Course {
+    /// What the host has to do for it.
+    host: Option<Arc<Running>>,
+    failure: Arc<Failure>,
+}
+
 impl Enqueued {
+    /// As [`Enqueued::look`], by a thread of the library. It may be the last to hold the group then: who lets go of that waits for it.
+    fn visit(&self) -> Option<Result<Completion>> {
+        let _visit = self.visits.as_ref().map(Visits::enter);
+        self.look()
+    }
+
+    fn course(&self) -> Option<Course> {
+        lock(&self.course).clone()
+    }
+
+    fn host(&self) -> Option<Arc<Running>> {
+        self.course()?.host
+    }
+
     /// The result if it is there.
     pub(super) fn look(&self) -> Option<Result<Completion>> {
         if let Some(outcome) = self.outcome.get() {
             return Some(outcome.clone());
         }
-        let host = match &self.host {
+        // It goes when the outcome is there.
+        let Some(course) = self.course() else { return self.outcome.get().cloned() };
+        let host = match &course.host {
             Some(host) => host.result()?.map(drop),
             None => Ok(()),
         };
@@ -267,13 +300,17 @@ impl Enqueued {
             // The kernels behind the host's part leave, too.
             (Ok(false), Err(_)) if !self.has_had_grace() => return None,
             (_, Err(error)) | (Err(error), _) => Err(error),
-            (Ok(done), Ok(())) => match (self.failure)(done) {
+            (Ok(done), Ok(())) => match (course.failure)(done) {
                 Some(error) => Err(error),
                 None if done => Ok(Completion::default()),
                 None => return None,
             },
         };
-        Some(self.outcome.get_or_init(|| result).clone())
+        let outcome = self.outcome.get_or_init(|| result).clone();
+        let over = lock(&self.course).take();
+        // Without the lock: a group may end with it.
+        drop(over);
+        Some(outcome)
     }
 
     /// Whether the host's part was seen to have failed.
@@ -287,7 +324,7 @@ impl Enqueued {
     }
 
     fn wait(&self, deadline: Deadline) -> Option<Result<Completion>> {
-        if let Some(host) = &self.host {
+        if let Some(host) = self.host() {
             // Moves it.
             host.wait(deadline)?.ok();
         }
@@ -306,5 +343,80 @@ impl Enqueued {
 impl fmt::Debug for Enqueued {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Enqueued").field("outcome", &self.outcome.get()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::communicator::context::Place;
+    use crate::communicator::context::tests::pair;
+    use crate::cuda::double::{Double, Order};
+    use crate::error::Status;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_work_that_has_ended_holds_nothing_of_its_group() {
+        let devices = Devices::over(Double::new(1, Order::RoundRobin)).expect("a device");
+        // Of no stream, which is complete.
+        let event = Arc::new(Event::new(&devices, 0).expect("an event"));
+        let group = Arc::new(());
+        let held = group.clone();
+        let failure = move |_| {
+            let _ = &held;
+            None
+        };
+        let work = Work::enqueued(None, event, failure);
+        let kept = work.clone();
+        assert_eq!(Arc::strong_count(&group), 2);
+        work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        assert_eq!(Arc::strong_count(&group), 1);
+        assert_eq!(kept.peek(), Some(Ok(Completion::default())));
+    }
+
+    /// The thread that looks for a callback may hold the group last.
+    #[test]
+    fn who_destroys_a_context_waits_for_the_thread_that_looks_at_its_work() {
+        let [context, _other] = pair([PATIENCE; 2]);
+        let double = Double::new(1, Order::RoundRobin);
+        let devices = Devices::over(double.clone()).expect("a device");
+        // SAFETY: the double trusts no handle.
+        let stream = unsafe { Stream::borrow(&devices, 0, double.stream(0)) }.expect("a stream");
+        let gate = devices.word(0).expect("a word");
+        stream.wait_word(&gate).expect("it waits");
+        let event = Arc::new(Event::new(&devices, 0).expect("an event"));
+        event.record(&stream).expect("it is recorded");
+
+        let Place::Group(group) = context.place() else { panic!("two ranks") };
+        let (held, has_looked) = (group.clone(), Arc::new(AtomicBool::new(false)));
+        let ((here, is_here), (go_on, goes_on)) = (channel(), channel::<()>());
+        let (looks, goes_on) = (has_looked.clone(), Mutex::new(goes_on));
+        let work = Work::enqueued(Some(group), event, move |_| {
+            if thread::current().name() != Some("unisono-watch") || looks.load(Ordering::SeqCst) {
+                return None;
+            }
+            here.send(()).expect("the test waits");
+            let _ = lock(&goes_on).recv();
+            looks.store(true, Ordering::SeqCst);
+            held.failure().or_else(|| Some(Error::new(Status::Aborted, "the test's end")))
+        });
+        work.on_complete(Box::new(|_| ()));
+        is_here.recv_timeout(PATIENCE).expect("it is looked at");
+        drop(work);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                drop(go_on);
+            });
+            drop(context);
+            assert!(has_looked.load(Ordering::SeqCst), "it is still looked at");
+        });
+        gate.release();
     }
 }

@@ -5,11 +5,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Endpoint, RECENT, lock};
+use super::{Endpoint, RECENT, Visitor, lock};
 use crate::deadline::Deadline;
 use crate::engine::control::{Answer, Control};
 use crate::engine::recorder::Awaited;
 use crate::error::{Error, Status};
+use crate::rendezvous::store::Store;
 use crate::sys;
 use crate::transport::Link;
 use crate::transport::service::{Attendance, Port};
@@ -119,13 +120,14 @@ impl Endpoint {
     }
 
     /// Calls `then` with why there is no link to a peer. Where a launcher may know how it ended, it is asked first, on a
-    /// thread of its own: that takes a while, and this may be the service thread, or one that waits for something else.
+    /// thread of its own: that takes a while, and this may be the service thread, or one that waits for something else. It does not
+    /// hold the endpoint meanwhile, which may go.
     fn with_exit_cause(&self, peer: u32, why: Error, then: fn(&Endpoint, u32, Error)) {
-        let this = self.store.get().and_then(|_| self.this.upgrade());
-        let asked = this.is_some_and(|this| {
-            let why = why.clone();
+        let asked = self.store.get().is_some_and(|store| {
+            let (store, this, why) = (store.clone(), Visitor::of(&self.this), why.clone());
             let ask = move || {
-                let told = this.exit_cause(peer);
+                let told = exit_cause(&*store, peer);
+                let Some(this) = this.enter() else { return };
                 let text = told.map(|cause| format!("{} {cause}", this.describe(peer)));
                 then(&this, peer, text.map_or(why, |text| Error::new(Status::PeerFailed, text)));
             };
@@ -167,20 +169,6 @@ impl Endpoint {
         self.wake();
     }
 
-    /// How the launcher says that a rank ended, if it tells.
-    fn exit_cause(&self, peer: u32) -> Option<String> {
-        let store = self.store.get()?;
-        let (key, deadline) = (format!("exit/{peer}"), Deadline::after(EXIT_CAUSE));
-        // The launcher hears of the death a moment after the socket does.
-        for _ in 0..10 {
-            if let Some(cause) = store.try_get(&key, deadline).ok()? {
-                return Some(String::from_utf8_lossy(&cause).into_owned());
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        None
-    }
-
     /// What this rank is doing in a group.
     fn report_call(&self, group: u64) -> Answer {
         let (last, running) = (self.recorder().last(group), self.recorder().running(group));
@@ -201,4 +189,17 @@ impl Endpoint {
         let waits = awaited.is_some_and(|awaited| awaited != Awaited::Nothing);
         Answer { waits, waits_for: awaited.and_then(Awaited::rank), text: self.with_refusal(text, RECENT) }
     }
+}
+
+/// How the launcher says that a rank ended, if it tells.
+fn exit_cause(store: &dyn Store, peer: u32) -> Option<String> {
+    let (key, deadline) = (format!("exit/{peer}"), Deadline::after(EXIT_CAUSE));
+    // The launcher hears of the death a moment after the socket does.
+    for _ in 0..10 {
+        if let Some(cause) = store.try_get(&key, deadline).ok()? {
+            return Some(String::from_utf8_lossy(&cause).into_owned());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    None
 }

@@ -1,7 +1,7 @@
 //! Peers that are lost, that have left before there was a link, or that do not let one open.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use super::*;
@@ -14,8 +14,9 @@ use crate::rendezvous::store::Store;
 use crate::transport::Link;
 use crate::transport::service::{Attendance, Identity, Port, Registration};
 
-/// A launcher's store that has stopped.
-struct Stopped;
+/// A launcher's store that has stopped. It may tell when it is asked, and stand still until nobody holds it up.
+#[derive(Default)]
+struct Stopped(Option<Mutex<(mpsc::Sender<()>, mpsc::Receiver<()>)>>);
 
 fn no_answer<T>(deadline: Deadline) -> Result<T> {
     std::thread::sleep(deadline.remaining_capped(Duration::from_secs(60)));
@@ -32,6 +33,11 @@ impl Store for Stopped {
     }
 
     fn try_get(&self, _key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        if let Some(held) = &self.0 {
+            let held = held.lock().expect("no panic");
+            held.0.send(()).expect("the test waits");
+            let _ = held.1.recv();
+        }
         no_answer(deadline)
     }
 
@@ -48,11 +54,29 @@ impl Store for Stopped {
 fn a_lost_peer_is_reported_though_the_launcher_says_nothing() {
     let [group, _other] = pair(true);
     let endpoint = group.endpoint();
-    endpoint.watch_exits(Arc::new(Stopped));
+    endpoint.watch_exits(Arc::<Stopped>::default());
     endpoint.peer_lost(1, Error::new(Status::PeerFailed, "it is gone"));
     let wait = Deadline::after(Duration::from_secs(15));
     let failure = endpoint.wait(wait, Through::Messages, || group.failure()).expect("in time");
     assert!(failure.text().contains("it is gone"), "{failure}");
+}
+
+#[test]
+fn an_endpoint_may_go_while_the_launcher_is_asked() {
+    let [group, _other] = pair(true);
+    let ((tell, asked), (hold, held)) = (mpsc::channel(), mpsc::channel());
+    let endpoint = Arc::downgrade(group.endpoint());
+    group.endpoint().watch_exits(Arc::new(Stopped(Some(Mutex::new((tell, held))))));
+    group.endpoint().peer_lost(1, Error::new(Status::PeerFailed, "it is gone"));
+    asked.recv_timeout(Duration::from_secs(20)).expect("it is asked");
+    drop(group);
+    // Other threads hold it for a moment.
+    let soon = Deadline::after(Duration::from_secs(10));
+    while endpoint.strong_count() > 0 {
+        assert!(!soon.expired(), "whoever asks holds it");
+        std::thread::yield_now();
+    }
+    drop(hold);
 }
 
 /// So many ranks in one group that know where the others are, and have no links.
