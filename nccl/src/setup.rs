@@ -62,7 +62,7 @@ impl Ranks {
                 let all: Vec<u32> = (0..parent.size()).collect();
                 let all = parent.begin_regroup("revoked", &all)?.labelled(parent.name().to_owned());
                 drop(turn.take());
-                all.meet_unless(recall)?.begin_split(color, key)?
+                all.meet_and_split_unless(recall, color, key)?
             }
             Ranks::Remaining(parent, ranks) => {
                 let parent = parent.group()?;

@@ -234,7 +234,10 @@ impl Context {
     /// The first half of [`Context::split`]: what all ranks of this group do, in the same order if they split it several
     /// times. The members of the child have yet to meet.
     pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
-        let limits = Limits::begin(self.timeout());
+        self.begin_split_within(Limits::begin(self.timeout()), color, key)
+    }
+
+    fn begin_split_within(&self, limits: Limits, color: Option<u32>, key: i64) -> Result<Option<Child>> {
         let child = |color: u32, ranks| {
             self.child(Making::Part, &format!("/{color}"), format!("{}/{color}", self.name()), ranks)
         };
@@ -460,6 +463,19 @@ impl Child {
         Ok(child)
     }
 
+    /// [`Child::meet_unless`], and then [`Context::begin_split`] of that group, which is for nothing else: both have one deadline.
+    pub fn meet_and_split_unless(
+        self,
+        recall: &Recall,
+        color: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Child>> {
+        let limits = self.limits.have_come();
+        let all = self.meet_unless(recall)?;
+        let name = color.map_or(all.name().to_owned(), |color| format!("{}/{color}", all.name()));
+        all.begin_split_within(limits, color, key).map_err(|error| limits.tell(&name, error))
+    }
+
     /// As [`Child::meet`], unless the parent has failed. The others may not have heard of that yet, and wait for this rank: they hear of
     /// it as the child's failure.
     fn meet_if_sound(self) -> Result<Context> {
@@ -601,6 +617,20 @@ pub(super) mod tests {
             "default/0",
             || first.split(Some(0), 0).map(|child| child.expect("a colour")),
             || Held(Box::new(second.begin_split(Some(0), 0).expect("the ranks split"))),
+        );
+    }
+
+    #[test]
+    fn a_group_that_meets_to_be_split_has_one_timeout_for_both() {
+        let [first, second] = pair([TIMEOUT; 2]);
+        times_out(
+            "all/0",
+            || {
+                let all = first.begin_regroup("all", &[0, 1])?;
+                let child = all.meet_and_split_unless(&Recall::default(), Some(0), 0)?;
+                child.expect("a colour").meet()
+            },
+            || Held(Box::new(second.regroup("all", &[0, 1]).expect("the ranks meet"))),
         );
     }
 
