@@ -380,10 +380,12 @@ impl Group {
         timeout: Option<Duration>,
     ) -> (Turn, bool) {
         let order = orders.of(class, tag);
-        let sequence = order.next;
-        order.next = order.next.wrapping_add(1);
+        let (sequence, era) = order.take(1);
         // Sends and receives are ordered by their pair and tag alone.
         let free = class == Class::PointToPoint || !std::mem::replace(&mut order.busy, true);
+        if era {
+            self.endpoint.messages().forget_call(self.id, class, tag);
+        }
         (self.turn(Instant::now(), class, tag, sequence, signature, timeout), free)
     }
 
@@ -425,14 +427,10 @@ impl Group {
         let Some((&last, before)) = signatures.split_last() else {
             fail!(InvalidArgument, "no operations were given")
         };
-        let first = {
-            let mut orders = self.orders(&last)?;
-            let order = orders.of(class, 0);
-            let first = order.next;
-            // They are numbered modulo 2^32.
-            order.next = first.wrapping_add(signatures.len() as u32);
-            first
-        };
+        let (first, era) = self.orders(&last)?.of(class, 0).take(signatures.len() as u32);
+        if era {
+            self.endpoint.messages().forget_call(self.id, class, 0);
+        }
         let called = Instant::now();
         let key = Key { group: self.id, tag: 0, sequence: first, slot: 0, class };
         let slot = self.endpoint.recorder().enqueued(key, before, last, called);
@@ -444,7 +442,7 @@ impl Group {
     /// under that number find out. For one thread at a time.
     pub fn announce(&self, signature: Signature, timeout: Option<Duration>) -> Result<Turn> {
         self.check(&signature)?;
-        let sequence = lock(&self.orders).of(Class::Ordered, 0).next;
+        let sequence = lock(&self.orders).of(Class::Ordered, 0).next();
         Ok(self.turn(Instant::now(), Class::Ordered, 0, sequence, signature, timeout))
     }
 
@@ -514,6 +512,12 @@ impl Group {
                 None => return,
             }
         }
+    }
+
+    /// As if there had been so many collectives.
+    #[cfg(test)]
+    pub(super) fn pretend_calls(&self, count: u32) {
+        lock(&self.orders).of(Class::Ordered, 0).pretend(count);
     }
 
     /// Tags of which something is kept for their next calls, neighbours as one.

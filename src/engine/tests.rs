@@ -180,6 +180,65 @@ fn calls_that_nobody_waits_for_are_compared_though_nothing_is_sent() {
     assert!(error.text().contains("rank 1 called allgather(7 × uint8)"), "{error}");
 }
 
+/// Messages do not hear of calls on devices, nor of those on the host that end at their first look.
+#[test]
+fn a_rank_may_be_ahead_after_any_number_of_calls_that_messages_have_not_heard_of() {
+    struct AtOnce;
+
+    impl Operation for AtOnce {
+        fn advance(&mut self, _group: &Group) -> Poll<Result<Completion>> {
+            Poll::Ready(Ok(Completion::default()))
+        }
+
+        fn abandon(&mut self, _group: &Group) {}
+
+        fn waits_for(&self, _group: &Group) -> Vec<u32> {
+            Vec::new()
+        }
+
+        fn through(&self) -> Through {
+            Through::Memory
+        }
+    }
+
+    for on_devices in [true, false] {
+        let groups = linked_pair(true);
+        for group in &groups {
+            assert_eq!(turn(group, BARRIER).sequence, 0);
+            // A quarter and half of all numbers.
+            for calls in [1 << 30, 1 << 31] {
+                group.pretend_calls(calls - 1);
+                let called = match on_devices {
+                    true => group.number(Class::Ordered, &[BARRIER], None).map(drop),
+                    false => group.run(Class::Ordered, 0, BARRIER, None, |_| AtOnce).map(drop),
+                };
+                called.expect("a call");
+            }
+        }
+        let here = groups[0].endpoint();
+        let before = here.messages().entries();
+        let next = Key { group: groups[1].id(), tag: 0, sequence: 1 << 31, slot: 0, class: Class::Ordered };
+        groups[1].endpoint().messages().notify(0, next, BARRIER);
+        let soon = Deadline::after(Duration::from_secs(20));
+        while here.messages().entries() == before {
+            assert!(!soon.expired(), "nothing comes");
+            here.progress(0, Through::Messages);
+        }
+        here.settle();
+        assert_eq!(groups[0].failure(), None);
+        assert_eq!(turn(&groups[0], BARRIER).sequence, 1 << 31);
+        here.settle();
+        assert_eq!(groups[0].failure(), None);
+        // What is over by now is told as it was.
+        let over = Key { sequence: next.sequence - 1, ..next };
+        groups[1].endpoint().messages().notify(0, over, BARRIER);
+        while groups[0].failure().is_none() {
+            assert!(!soon.expired(), "it is not told");
+            here.progress(0, Through::Messages);
+        }
+    }
+}
+
 #[test]
 fn tags_that_are_used_once_leave_nothing_behind() {
     let [group, other] = pair(true);

@@ -96,11 +96,35 @@ pub(super) struct Orders {
 /// Those of one class and tag: one runs at a time.
 #[derive(Default)]
 pub(super) struct Order {
-    /// The number of the next one.
-    pub(super) next: u32,
+    /// The number of the next one, modulo 2^32.
+    next: u32,
     pub(super) busy: bool,
     /// Those that wait for their turn.
     pub(super) queue: VecDeque<Arc<Running>>,
+}
+
+/// So many calls are an era. Messages are told when one begins: they compare numbers with that of a call that they heard of, which
+/// goes wrong from 2^31 calls behind it on.
+const ERA: u32 = 1 << 30;
+
+impl Order {
+    /// The number of the next one.
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Takes the numbers of so many, fewer than an era has. The first, and whether an era begins behind them.
+    pub(super) fn take(&mut self, count: u32) -> (u32, bool) {
+        let first = self.next;
+        self.next = first.wrapping_add(count);
+        (first, first / ERA != self.next / ERA)
+    }
+
+    /// As if there had been so many.
+    #[cfg(test)]
+    pub(in crate::engine) fn pretend(&mut self, count: u32) {
+        self.next = count;
+    }
 }
 
 impl Orders {

@@ -65,6 +65,13 @@ impl Calls {
         })
     }
 
+    /// What [`Messages::forget_call`] does.
+    fn forget_current(&mut self, name: (u64, u64, Class)) {
+        if let Some(calling) = self.calling.get_mut(&name) {
+            calling.current = None;
+        }
+    }
+
     /// Call `sequence` of a tag is over. Of one that has no more to come just their number is kept.
     fn end(&mut self, group: u64, tag: u64, sequence: u32) {
         let name = (group, tag, Class::Tagged);
@@ -175,6 +182,12 @@ impl Messages {
     pub fn begin_call(&mut self, group: u64, class: Class, tag: u64, sequence: u32, signature: Signature) {
         let mismatch = self.calls.begin((group, tag, class), sequence, signature);
         self.troubles.extend(mismatch.map(Trouble::Mismatch));
+    }
+
+    /// The call of (group, class, tag) that was begun last is so long over that the numbers of those to come would soon be taken for
+    /// ones before it. Nothing is compared with it any more.
+    pub fn forget_call(&mut self, group: u64, class: Class, tag: u64) {
+        self.calls.forget_current((group, tag, class));
     }
 
     /// Call `sequence` of (group, tag) is over.
@@ -310,6 +323,19 @@ mod tests {
         assert!(calls.begin((7, 500, Class::Tagged), 2, SUM).is_some(), "it differs");
         calls.forget(7);
         assert_eq!(calls.entries(), 0);
+    }
+
+    #[test]
+    fn nothing_is_compared_with_a_call_that_is_forgotten() {
+        let mut calls = Calls::default();
+        assert_eq!(begin(&mut calls, 5), None);
+        calls.forget_current((7, 0, Class::Ordered));
+        for number in [6, 5 + (1 << 31)] {
+            assert!(calls.compare(1, key(number, 0), SUM).is_none());
+        }
+        calls.keep(1, key(5 + (1 << 31), 0), SUM);
+        assert_eq!(begin(&mut calls, 5 + (1 << 31)), None);
+        assert!(calls.compare(1, key(4 + (1 << 31), 0), SUM).is_some(), "of one that is over");
     }
 
     #[test]
