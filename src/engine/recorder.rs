@@ -286,22 +286,12 @@ impl std::fmt::Display for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reduce::DataType;
-    use crate::signature::Kind;
+    use crate::engine::tests::BARRIER;
 
     #[test]
     fn a_call_is_told_with_its_tag_where_it_has_one() {
-        let signature = Signature {
-            kind: Kind::Barrier,
-            dtype: DataType::U8,
-            operator: 0,
-            algorithm: 0,
-            root: 0,
-            count: 0,
-            device: false,
-        };
         let told = |class, tag| {
-            let (progress, awaited) = (Progress::Running, Awaited::Rank(2));
+            let (progress, awaited, signature) = (Progress::Running, Awaited::Rank(2), BARRIER);
             let entry = Entry { group: 1, signature, tag, sequence: 4, class, progress, awaited, began: 0 };
             entry.to_string()
         };

@@ -66,7 +66,7 @@ fn calls_are_relayed_where_all_ranks_say_that_they_may_be() {
     }
 }
 
-const BARRIER: Signature = Signature {
+pub(super) const BARRIER: Signature = Signature {
     kind: Kind::Barrier,
     dtype: DataType::U8,
     operator: 0,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::support::processes::{Job, Seat, report};
 use crate::support::{PATIENCE, TRANSPORTS, Verb, barrier, pattern, receive, send, sum, tagged};
 use unisono::collective::request::{Counts, Kind};
-use unisono::communicator::{Call, Context};
+use unisono::communicator::{Call, Context, Work};
 use unisono::deadline::Deadline;
 use unisono::error::Status;
 use unisono::reduce::DataType;
@@ -96,33 +96,41 @@ fn hears_that_it_has_left(context: &Context, rank: u32) {
     assert!(error.text().contains("has left"), "{error}");
 }
 
-/// Rank 0 sends what rank 1 has a callback for, late, so that a thread of the library calls it. Rank 1 leaves for that.
-fn calls_back(context: &Context) {
-    std::thread::sleep(Duration::from_millis(100));
-    send(context, 1, &[1], &tagged(LAST)).expect("a send");
-    hears_that_it_has_left(context, 1);
-    assert!(context.failure().is_none(), "{:?}", context.failure());
-    report("done");
-}
-
-/// Rank 1 destroys its context when it is called back: threads of the library may still be at what they tell it of.
-pub(crate) fn ends_beside_a_callback(seat: &Seat) {
+/// Rank 0 sends what rank 1 has `callback` for, told whether it has come: late, so that a thread of the library calls it. Rank 1
+/// leaves for that, at the latest in `leave`.
+fn is_called_back(
+    seat: &Seat,
+    callback: impl FnOnce(bool) + Send + 'static,
+    leave: impl FnOnce(Context, Work),
+) {
     let context = Context::create(seat.options("")).expect("the ranks meet");
     barrier(&context);
     if seat.rank == 0 {
-        return calls_back(&context);
+        std::thread::sleep(Duration::from_millis(100));
+        send(&context, 1, &[1], &tagged(LAST)).expect("a send");
+        hears_that_it_has_left(&context, 1);
+        assert!(context.failure().is_none(), "{:?}", context.failure());
+        return report("done");
     }
     let mut byte = [0];
     let verb = Verb::new(Kind::Receive, 1).dtype(DataType::U8).root(0);
     let work = verb.start_in(&context, &mut byte, &tagged(LAST)).expect("a receive is started");
+    work.on_complete(Box::new(move |result| callback(result.is_ok())));
+    leave(context, work);
+}
+
+/// Rank 1 destroys its context when it is called back: threads of the library may still be at what they tell it of.
+pub(crate) fn ends_beside_a_callback(seat: &Seat) {
     let (tell, told) = mpsc::channel();
-    work.on_complete(Box::new(move |result| {
-        tell.send(result.is_ok()).expect("the rank waits");
+    let callback = move |came| {
+        tell.send(came).expect("the rank waits");
         std::thread::sleep(Duration::from_millis(100));
-    }));
-    assert!(told.recv_timeout(PATIENCE).expect("it is called back"));
-    drop((work, context));
-    end_at_once();
+    };
+    is_called_back(seat, callback, |context, work| {
+        assert!(told.recv_timeout(PATIENCE).expect("it is called back"));
+        drop((work, context));
+        end_at_once();
+    });
 }
 
 #[test]
@@ -136,17 +144,14 @@ fn a_rank_that_has_destroyed_its_context_has_left_however_its_process_ends() {
 
 /// Rank 1 exits within a callback.
 pub(crate) fn exits_in_a_callback(seat: &Seat) {
-    let context = Context::create(seat.options("")).expect("the ranks meet");
-    barrier(&context);
-    if seat.rank == 0 {
-        return calls_back(&context);
-    }
-    let mut byte = [0];
-    let verb = Verb::new(Kind::Receive, 1).dtype(DataType::U8).root(0);
-    let work = verb.start_in(&context, &mut byte, &tagged(LAST)).expect("a receive is started");
-    work.on_complete(Box::new(|_| std::process::exit(0)));
-    std::thread::sleep(PATIENCE);
-    report("panic: it is not called back");
+    is_called_back(
+        seat,
+        |_| std::process::exit(0),
+        |_context, _work| {
+            std::thread::sleep(PATIENCE);
+            report("panic: it is not called back");
+        },
+    );
 }
 
 #[test]
