@@ -3,7 +3,7 @@
 
 use std::io::Read;
 
-use lzma_rust2::XzReader;
+use lzma_rust2::Lzma2Reader;
 use once_cell::sync::OnceCell;
 
 use super::driver::Driver;
@@ -93,7 +93,10 @@ impl Packed {
                 Error::new(Status::Internal, text)
             };
             let mut bytes = Vec::new();
-            XzReader::new(self.bytes, false).read_to_end(&mut bytes).map_err(|cause| bad(&cause))?;
+            let (packed, dictionary) = lzma2_of(self.bytes).ok_or_else(|| bad(&"another format"))?;
+            Lzma2Reader::new(packed, dictionary, None)
+                .read_to_end(&mut bytes)
+                .map_err(|cause| bad(&cause))?;
             if self.is_text {
                 bytes = names::number(&bytes).ok_or_else(|| bad(&"a name of nothing"))?;
             }
@@ -103,9 +106,63 @@ impl Packed {
     }
 }
 
+/// What is packed in a file as `xz` writes it, one block of LZMA2, and the bytes of its dictionary. Its checksums are for files: this one is a
+/// part of the library, and readers of the whole format are 25 KB of code.
+fn lzma2_of(file: &[u8]) -> Option<(&[u8], u32)> {
+    const STREAM_HEADER: usize = 12;
+    const FILTERS: u8 = 3;
+    const SIZES: [u8; 2] = [0x40, 0x80];
+    const LZMA2: u8 = 0x21;
+    let block = file.get(STREAM_HEADER..)?;
+    let header = 4 * (usize::from(*block.first()?) + 1);
+    let (flags, mut fields) = (*block.get(1)?, block.get(2..header)?);
+    for size in SIZES {
+        if flags & size != 0 {
+            // Seven bits a byte; the last one has none above them.
+            let last = fields.iter().position(|byte| byte & 0x80 == 0)?;
+            fields = &fields[last + 1..];
+        }
+    }
+    match *fields {
+        [LZMA2, 1, bits @ 0..40, ..] if flags & FILTERS == 0 => {
+            Some((block.get(header..)?, (2 | u32::from(bits & 1)) << (bits / 2 + 11)))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::lzma2_of;
     use crate::cuda::{courier, exchange, kernels};
+
+    /// A file with one block: `flags` and `fields` of its header, and what is packed.
+    fn file(flags: u8, fields: &[u8]) -> Vec<u8> {
+        let words = (2 + fields.len() + 4).div_ceil(4);
+        let mut file = [&[0; 12], &[words as u8 - 1, flags][..], fields].concat();
+        file.resize(12 + 4 * words, 0);
+        file.extend(b"packed");
+        file
+    }
+
+    #[test]
+    fn what_is_packed_is_found_behind_headers_of_any_length() {
+        for (flags, fields) in [
+            (0, &[0x21, 1, 22][..]),
+            (0x40, &[0x85, 0x83, 0x01, 0x21, 1, 22]),
+            (0xc0, &[0x85, 0x01, 0x07, 0x21, 1, 22]),
+        ] {
+            assert_eq!(lzma2_of(&file(flags, fields)), Some((&b"packed"[..], 8 << 20)));
+        }
+        assert_eq!(lzma2_of(&file(0, &[0x21, 1, 23])), Some((&b"packed"[..], 12 << 20)));
+        // Another filter, two of them, a dictionary of 4 GiB, sizes without an end, no file.
+        for (flags, fields) in
+            [(0, &[0x04, 0][..]), (1, &[0x04, 0, 0x21, 1, 22]), (0, &[0x21, 1, 40]), (0x40, &[0x85; 14])]
+        {
+            assert_eq!(lzma2_of(&file(flags, fields)), None, "{flags} {fields:?}");
+        }
+        assert!((0..16).all(|bytes| lzma2_of(&file(0, &[0x21, 1, 22])[..bytes]).is_none()));
+    }
 
     #[test]
     fn every_generation_has_code_of_its_own() {
