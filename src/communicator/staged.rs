@@ -1,6 +1,7 @@
 //! Calls that name device memory or a stream: how they are handed to the engine.
 
 mod begun;
+mod combined;
 pub(super) mod couriers;
 #[cfg(test)]
 mod tests;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 pub(super) use self::begun::{Begun, Copies, Launch};
 use self::begun::{Close, Exit};
+use self::combined::Combining;
 use self::ways::Way;
 use super::ahead;
 use super::calls::{class_of, lists_by_messages};
@@ -155,6 +157,7 @@ impl Context {
             Way::Relayed(plan) => self.load_copier(devices, *device).map(|_| plan.kernels.clone()),
             _ => self.copier(devices, *device, options.max_blocks),
         };
+        let mut combining = self.combining(&call, group, options, (way, &request.counts));
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;
@@ -162,9 +165,11 @@ impl Context {
         let entry = match (survey.ordered, &copier) {
             (true, Some(_)) => {
                 let max_blocks = least_limit([self.max_blocks(), options.max_blocks]);
-                let duty = way.duty(survey.input_bytes.max(survey.output_bytes), max_blocks);
+                let mut duty = way.duty(survey.input_bytes.max(survey.output_bytes), max_blocks);
+                duty.combiner = duty.combiner.or(combining.as_ref().map(Combining::combiner));
                 let apart = couriers::apart(group, matches!(what, What::Collective(_)));
                 let courier = couriers::of(&stream, duty, apart)?;
+                combining = combining.filter(|combining| combining.is_done_by(courier.courier()));
                 Entry::of_courier(errand.insert(courier).courier(), group.endpoint())
             }
             (true, None) => Entry::of_caller(&stream, group.endpoint())?,
@@ -194,6 +199,7 @@ impl Context {
                     input: Side { place: input, shape: shape(survey.input_bytes, 1) },
                     output: Side { place: output, shape: shape(survey.output_bytes, 1) },
                     forwards: false,
+                    combined: None,
                     unstaged,
                     element: 1,
                     cut: if unstaged { Cut::whole() } else { point::cut(bytes, piece) },
@@ -231,15 +237,20 @@ impl Context {
                 // A broadcast's root has its result already, unless it is to go elsewhere.
                 let forwards = checked.signature.kind == Kind::Broadcast && survey.input_bytes > 0;
                 let written = if forwards && checked.alias.is_some() { 0 } else { survey.output_bytes };
+                let read = if combining.is_some() { 0 } else { survey.input_bytes };
                 Job {
                     order,
-                    input: Side { place: input, shape: shape(survey.input_bytes, reads) },
+                    input: Side { place: input, shape: shape(read, reads) },
                     output: Side { place: output, shape: shape(written, writes) },
                     forwards,
+                    combined: combining.as_ref().map(Combining::combined),
                     unstaged: !on_device,
                     element,
                     cut,
-                    exchange: self.exchange_pieces(request, options),
+                    exchange: match combining {
+                        Some(combining) => combining.exchange(),
+                        None => self.exchange_pieces(request, options),
+                    },
                 }
             }
         };

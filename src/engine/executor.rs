@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::task::Poll;
 
 use super::endpoint::Endpoint;
@@ -36,6 +36,8 @@ pub struct Plan {
     workspace: usize,
     initial: Vec<u32>,
     widest: usize,
+    /// See [`Plan::received`].
+    received: OnceLock<Option<Arc<Plan>>>,
 }
 
 impl Plan {
@@ -87,6 +89,7 @@ impl Plan {
             workspace,
             initial,
             widest,
+            received: OnceLock::new(),
         })
     }
 
@@ -118,6 +121,39 @@ impl Plan {
         self.held = Some((self.workspace, elements));
         self.workspace += elements as usize * self.element;
         self
+    }
+
+    /// The same messages, received where they would have been combined with this rank's input. `None` where it does anything else.
+    pub fn received(&self) -> Option<Arc<Plan>> {
+        self.received.get_or_init(|| self.receiving().map(Arc::new)).clone()
+    }
+
+    fn receiving(&self) -> Option<Plan> {
+        let receive = |step: &Step| match step.action {
+            Action::ReceiveReduce { from, wire: Representation::Element, local, into, slot, .. }
+                if local == Span { buffer: Buffer::Input, ..into } && into.buffer == Buffer::Output =>
+            {
+                Some(Step { action: Action::Receive { from, into, slot }, ..step.clone() })
+            }
+            _ => None,
+        };
+        let steps: Option<Vec<Step>> = self.schedule.steps.iter().map(receive).collect();
+        let steps = steps.filter(|_| self.blocks.is_empty() && self.held.is_none())?;
+        let schedule = Schedule { steps, scratch: 0, partial: 0, ..self.schedule.clone() };
+        let plan = Plan {
+            schedule,
+            reducer: None,
+            scratch: 0,
+            partial: 0,
+            staging: Vec::new(),
+            blocks: Vec::new(),
+            held: None,
+            workspace: 0,
+            initial: self.initial.clone(),
+            received: OnceLock::new(),
+            ..*self
+        };
+        Some(plan)
     }
 
     fn size(&self, representation: Representation) -> usize {

@@ -231,6 +231,7 @@ impl<'a> Parts<'a> {
             input: side(checked.input.addr(), checked.input_len() * element, reads),
             output: side(checked.output.addr(), written, writes),
             forwards,
+            combined: None,
             unstaged: false,
             element,
             cut,

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use super::porter::{self, Copying, Porter};
+use super::relay::Combine;
 use super::resources::{Bay, Lane, Ringer};
-use super::{StreamOrder, resources};
+use super::{Combined, StreamOrder, resources};
 use crate::cuda::courier::{Customer, Desk, Errand, PLACED};
+use crate::cuda::kernels::Launch;
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
+use crate::reduce::{Operand, Representation};
 
 /// One call's.
 pub(super) struct Carrier {
@@ -120,6 +123,29 @@ impl Carrier {
                 porter.order(order, Desk::Store, lane, copy)
             },
         }
+    }
+
+    /// Begins to combine what has come with what is on the device, `own`, to `to`. Of couriers that can.
+    ///
+    /// # Safety
+    /// As [`Carrier::load`], of all three.
+    pub(super) unsafe fn combine(
+        &self,
+        order: &StreamOrder,
+        lane: &Lane,
+        Combined { combine: Combine { dtype, operator }, own_is_left, .. }: &Combined,
+        (to, own): (u64, u64),
+        come: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let operand = |address| Operand { address, representation: Representation::Element, scale: 1.0 };
+        let own = operand(std::ptr::with_exposed_provenance(own as usize));
+        let operands = if *own_is_left { [own, operand(come)] } else { [operand(come), own] };
+        let (out, count) = (std::ptr::with_exposed_provenance_mut(to as usize), bytes / dtype.size());
+        let launch = Launch::new(*dtype, operator, 2, &operands, out, Representation::Element, count);
+        // SAFETY: the caller's promise.
+        lane.note(Desk::Work, unsafe { errand(order)?.combine(launch) });
+        Ok(())
     }
 
     /// All has begun that goes to `lane` or comes from it.

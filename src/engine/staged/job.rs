@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::cut::{Cut, Piece, Shape};
+use super::relay::Combine;
 use super::resources::Entry;
 use crate::cuda::context::{Asking, Devices};
 use crate::cuda::courier::Errand;
@@ -90,6 +91,17 @@ impl StreamOrder {
     }
 }
 
+/// This rank's input, where a courier combines it with what one other rank has sent. It is not loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Combined {
+    /// How.
+    pub combine: Combine,
+    /// Where it lies.
+    pub own: u64,
+    /// Whether it is the left one of the two.
+    pub own_is_left: bool,
+}
+
 /// Makes the operation that exchanges a piece, between what this rank contributes (NULL if nothing) and where its
 /// part of the result goes (NULL if it has none).
 pub type Exchange =
@@ -105,6 +117,8 @@ pub struct Job {
     pub output: Side,
     /// Whether the result of this rank is what it has contributed: a broadcast's root.
     pub forwards: bool,
+    /// What the courier combines with what has come, as it stores this.
+    pub combined: Option<Combined>,
     /// Whether it is exchanged where the caller has it: both sides are the host's.
     pub unstaged: bool,
     /// Bytes of an element.

@@ -43,7 +43,7 @@ use std::task::Poll;
 use carrier::Carrier;
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
-pub use job::{Exchange, Job, Place, Side, StreamOrder};
+pub use job::{Combined, Exchange, Job, Place, Side, StreamOrder};
 pub use lists::{Lists, Routes};
 #[cfg(test)]
 pub(crate) use resources::Hoard;
@@ -446,19 +446,26 @@ impl Staged {
         let (order, carrier) = (&self.job.order, self.carrier());
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let from = from.wrapping_add(packed).cast_const();
-            match place {
-                Place::Device(to) => {
+            match (place, &self.job.combined) {
+                (Place::Device(to), Some(combined)) => {
+                    let (at, lane) = (at as u64, self.lane(index)?);
+                    // SAFETY: as for loads.
+                    unsafe {
+                        carrier.combine(order, lane, combined, (to + at, combined.own + at), from, bytes)
+                    }?
+                }
+                (Place::Device(to), None) => {
                     // SAFETY: as for loads.
                     unsafe { carrier.store(order, self.lane(index)?, to + at as u64, from, bytes) }?
                 }
                 // SAFETY: as for loads.
-                Place::Host(to) => unsafe {
+                (Place::Host(to), _) => unsafe {
                     std::ptr::copy_nonoverlapping(from, to.wrapping_add(at), bytes);
                 },
             }
         }
         if on_device {
-            carrier.given(Desk::Store, self.lane(index)?)?;
+            carrier.given(self.stores_at(), self.lane(index)?)?;
         }
         if last && on_device {
             self.let_go()?;
@@ -469,9 +476,14 @@ impl Staged {
         Ok(true)
     }
 
+    /// Which desk writes the output.
+    fn stores_at(&self) -> Desk {
+        if self.job.combined.is_some() { Desk::Work } else { Desk::Store }
+    }
+
     fn is_stored(&self, index: u32) -> Result<bool> {
         if self.job.output.is_on_device() {
-            self.carrier().has_ended(&self.job.order, Desk::Store, self.lane(index)?)
+            self.carrier().has_ended(&self.job.order, self.stores_at(), self.lane(index)?)
         } else {
             Ok(true)
         }
