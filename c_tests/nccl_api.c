@@ -430,13 +430,10 @@ static void what_is_suspended_takes_no_calls(void) {
 }
 
 static void what_is_not_supported_says_so(void) {
-    ncclComm_t comm = alone(), child = NULL;
-    ncclUniqueId id;
+    ncclComm_t comm = alone();
     uint64_t value = 1;
     CHECK_FAILS(ncclInvalidUsage, "no device API", ncclDevCommCreate(comm, NULL, NULL));
     CHECK_FAILS(ncclInvalidUsage, "no device API", ncclDevCommDestroy(comm, NULL));
-    CHECK_FAILS(ncclInvalidUsage, "do not grow", ncclCommGrow(comm, 2, NULL, -1, &child, NULL));
-    CHECK_FAILS(ncclInvalidUsage, "do not grow", ncclCommGetUniqueId(comm, &id));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclPutSignal(&value, 1, ncclInt64, 0, NULL, 0, 0, 0, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclSignal(0, 0, 0, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclWaitSignal(0, NULL, comm, NULL));

@@ -129,11 +129,20 @@ pub enum Making {
     Group = 0xf4,
     /// The same ranks, in the place of their group.
     Suspend = 0xf5,
+    /// Of all ranks of a group and others that join them: those of the group tell each other by what.
+    Grow = 0xf6,
 }
 
 impl Making {
-    const ALL: [Making; 6] =
-        [Making::Create, Making::Split, Making::Part, Making::Duplicate, Making::Group, Making::Suspend];
+    const ALL: [Making; 7] = [
+        Making::Create,
+        Making::Split,
+        Making::Part,
+        Making::Duplicate,
+        Making::Group,
+        Making::Suspend,
+        Making::Grow,
+    ];
 
     /// The call.
     pub const fn name(self) -> &'static str {
@@ -143,6 +152,7 @@ impl Making {
             Making::Duplicate => "duplicate",
             Making::Group => "group",
             Making::Suspend => "suspend",
+            Making::Grow => "grow",
         }
     }
 }

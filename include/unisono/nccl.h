@@ -415,23 +415,40 @@ ncclResult_t pncclCommShrink(ncclComm_t comm,
                             struct ncclConfig_t *config,
                             int shrinkFlags);
 
-/// Would add ranks to a communicator. This library answers ncclInvalidUsage: make a new communicator of all ranks instead.
-ncclResult_t ncclCommGrow(ncclComm_t _comm,
-                          int _nRanks,
-                          const struct ncclUniqueId *_uniqueId,
-                          int _rank,
-                          ncclComm_t *_newcomm,
-                          struct ncclConfig_t *_config);
-ncclResult_t pncclCommGrow(ncclComm_t _comm,
-                          int _nRanks,
-                          const struct ncclUniqueId *_uniqueId,
-                          int _rank,
-                          ncclComm_t *_newcomm,
-                          struct ncclConfig_t *_config);
+/// Makes the id by which ranks join in the next ncclCommGrow of the communicator, and writes it to `*uniqueId`. One of its
+/// ranks calls it, whichever, and the program gives the 128 bytes to the ranks that join.
+///
+/// An id serves one growing: another one is ncclInvalidUsage until this rank has called ncclCommGrow. This process serves it as
+/// ncclGetUniqueId says, at a place of its own also where NCCL_COMM_ID is set, and no more once the communicator is destroyed
+/// without having grown.
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm,
+                                 struct ncclUniqueId *uniqueId);
+ncclResult_t pncclCommGetUniqueId(ncclComm_t comm,
+                                 struct ncclUniqueId *uniqueId);
 
-/// Would make the id by which ranks join in ncclCommGrow. This library answers ncclInvalidUsage.
-ncclResult_t ncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueId);
-ncclResult_t pncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueId);
+/// Makes a communicator of the ranks of another one, the parent, and of others that join them: `nRanks` in all, more than the
+/// parent has. It returns when all have come.
+///
+/// All ranks of the parent call it with `comm` and a `rank` of -1, and keep their ranks. One of them has called
+/// ncclCommGetUniqueId before; each may pass that id or NULL. Ranks that join pass NULL for `comm`, the id, and a rank from the
+/// parent's size to `nRanks` - 1; their device is the one that is current on this thread. A NULL `config` is the parent's, and for a rank
+/// that joins the default one.
+///
+/// The parent goes on, and is destroyed by the program. If it does not block, or the new one does not, the call answers
+/// ncclInProgress, and ncclCommGetAsyncError of `*newcomm` tells when that is made. If ranks of the parent differ in the id or in
+/// `nRanks`, if none has made an id, or if one is gone, it fails on all ranks, also on those that join.
+ncclResult_t ncclCommGrow(ncclComm_t comm,
+                          int nRanks,
+                          const struct ncclUniqueId *uniqueId,
+                          int rank,
+                          ncclComm_t *newcomm,
+                          struct ncclConfig_t *config);
+ncclResult_t pncclCommGrow(ncclComm_t comm,
+                          int nRanks,
+                          const struct ncclUniqueId *uniqueId,
+                          int rank,
+                          ncclComm_t *newcomm,
+                          struct ncclConfig_t *config);
 
 /// Waits until everything that was started on the communicator here is complete; in a group, at its end, also for what was called
 /// before in the group. From this call on it can only be destroyed. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was

@@ -21,6 +21,7 @@ use crate::abi::ncclComm_t;
 use crate::config::Config;
 use crate::engine;
 use crate::error::{Error, Result, Status, caught, fail};
+use crate::grow::Invitation;
 use crate::handle::{Found, Table};
 use crate::memory;
 use crate::operator::Operators;
@@ -85,6 +86,8 @@ pub(crate) struct Communicator {
     /// The children that are being made of it.
     making: Mutex<Vec<Arc<Communicator>>>,
     unmade: Mutex<Unmade>,
+    /// For ranks that are to join it.
+    invitation: Mutex<Option<Invitation>>,
     /// What was started on each stream last, and what the host has a part in.
     started: Mutex<Vec<(usize, Work)>>,
     /// The first failure among that: a message's is not the group's.
@@ -197,6 +200,7 @@ impl Communicator {
             order: Arc::default(),
             making: Mutex::default(),
             unmade: Mutex::default(),
+            invitation: Mutex::default(),
             started: Mutex::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
@@ -344,6 +348,11 @@ impl Communicator {
     /// The order of what all ranks set up over it.
     pub(crate) fn order(&self) -> &Arc<Order> {
         &self.order
+    }
+
+    /// By what ranks are to join it when it grows, if this rank has made that.
+    pub(crate) fn invitation(&self) -> MutexGuard<'_, Option<Invitation>> {
+        self.invitation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether something is being set up over it, or children are being made of it that nobody has aborted.

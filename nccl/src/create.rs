@@ -12,7 +12,7 @@ use unisono::rendezvous::store::Store;
 use crate::abi::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 use crate::communicator::{self, Communicator, Phase, meeting_timeout};
 use crate::config::Config;
-use crate::error::{Result, fail, guard, out};
+use crate::error::{Result, fail, out};
 use crate::group::{self, in_group};
 use crate::place::{Place, device_count};
 use crate::setup::{Joining, Ranks};
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
             };
             let communicator = Communicator::new(Place::of_device(number)?, Config::unset(), Vec::new());
             let rendezvous = Rendezvous::Store(store.clone());
-            let options = options(rank as u32, size, rendezvous)?;
+            let options = options(rank as u32, size, rendezvous, "world")?;
             // SAFETY: the contract of the header: room for `ndev` communicators.
             let place = unsafe { comm.add(rank) };
             joinings.push((communicator, place, options));
@@ -228,35 +228,6 @@ pub unsafe extern "C" fn ncclCommShrink(
     })
 }
 
-/// Would add ranks to a communicator. This library answers ncclInvalidUsage: make a new communicator of all ranks instead.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommGrow(
-    _comm: ncclComm_t,
-    _nRanks: c_int,
-    _uniqueId: *const ncclUniqueId,
-    _rank: c_int,
-    _newcomm: *mut ncclComm_t,
-    _config: *mut ncclConfig_t,
-) -> ncclResult_t {
-    guard(|| cannot_grow("ncclCommGrow"))
-}
-
-/// Would make the id by which ranks join in ncclCommGrow. This library answers ncclInvalidUsage.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommGetUniqueId(
-    _comm: ncclComm_t,
-    _uniqueId: *mut ncclUniqueId,
-) -> ncclResult_t {
-    guard(|| cannot_grow("ncclCommGetUniqueId"))
-}
-
-fn cannot_grow(name: &str) -> Result<ncclResult_t> {
-    fail!(
-        InvalidUsage,
-        "{name}: communicators of this library do not grow; make a new one of all ranks by ncclGetUniqueId and ncclCommInitRank"
-    )
-}
-
 /// A communicator of ranks that meet by unique ids.
 ///
 /// # Safety
@@ -280,7 +251,7 @@ unsafe fn from_ids(
     let ids = ids.iter().map(unique_id::bytes).collect::<Result<Vec<_>>>()?;
     let [meeting, ..] = ids[..] else { fail!(InvalidArgument, "there is no unique id") };
     let here = Place::here()?;
-    let mut options = options(rank, size, Rendezvous::Id(meeting))?;
+    let mut options = options(rank, size, Rendezvous::Id(meeting), "world")?;
     if rank == 0 {
         unique_id::serve_place(&meeting)?;
     }
@@ -298,26 +269,27 @@ unsafe fn from_ids(
 ///
 /// # Safety
 /// `place` is NULL or writable.
-unsafe fn none(place: *mut ncclComm_t, name: &str) -> Result<()> {
+pub(crate) unsafe fn none(place: *mut ncclComm_t, name: &str) -> Result<()> {
     // SAFETY: this function's contract.
     unsafe { out(place, name) }?.write(std::ptr::null_mut());
     Ok(())
 }
 
 /// How many ranks a group is to have.
-fn size(name: &str, given: c_int) -> Result<u32> {
+pub(crate) fn size(name: &str, given: c_int) -> Result<u32> {
     match u32::try_from(given) {
         Ok(size) if (1..=MAX_RANKS).contains(&size) => Ok(size),
         _ => fail!(InvalidArgument, "{name} is {given}; a group has 1 to {MAX_RANKS} ranks"),
     }
 }
 
-fn options(rank: u32, size: u32, rendezvous: Rendezvous) -> Result<Options> {
+/// How a rank of a new group meets the others, by that name.
+pub(crate) fn options(rank: u32, size: u32, rendezvous: Rendezvous, name: &str) -> Result<Options> {
     Ok(Options {
         rank,
         size,
         rendezvous,
-        name: "world".into(),
+        name: name.into(),
         timeout: meeting_timeout()?,
         interface: unique_id::interface(),
         transports: None,

@@ -29,6 +29,7 @@ pub mod engine;
 pub mod error;
 pub mod estimate;
 pub mod group;
+pub mod grow;
 pub mod handle;
 pub mod memory;
 pub mod one_sided;

@@ -39,8 +39,8 @@ second_names! {
     pncclCommDestroy = crate::end::ncclCommDestroy;
     pncclCommFinalize = crate::end::ncclCommFinalize;
     pncclCommGetAsyncError = crate::query::ncclCommGetAsyncError;
-    pncclCommGetUniqueId = crate::create::ncclCommGetUniqueId;
-    pncclCommGrow = crate::create::ncclCommGrow;
+    pncclCommGetUniqueId = crate::grow::ncclCommGetUniqueId;
+    pncclCommGrow = crate::grow::ncclCommGrow;
     pncclCommInitAll = crate::create::ncclCommInitAll;
     pncclCommInitRank = crate::create::ncclCommInitRank;
     pncclCommInitRankConfig = crate::create::ncclCommInitRankConfig;

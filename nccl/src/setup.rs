@@ -14,6 +14,7 @@ use unisono::sys::process;
 use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{COMMUNICATORS, Communicator, Making, of_setup};
 use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught};
+use crate::grow::Growth;
 use crate::order::Turn;
 
 /// A communicator that is to meet the other ranks.
@@ -35,6 +36,8 @@ pub(crate) enum Ranks {
     AlikeAnew(Arc<Communicator>, Option<u32>, i64),
     /// These of this communicator.
     Remaining(Arc<Communicator>, Vec<u32>),
+    /// All of this communicator, and others that join them.
+    Grown(Arc<Communicator>, Growth),
 }
 
 impl Ranks {
@@ -42,8 +45,27 @@ impl Ranks {
     fn parent(&self) -> Option<&Arc<Communicator>> {
         match self {
             Ranks::Of(_) => None,
+            Ranks::Alike(parent, ..)
+            | Ranks::AlikeAnew(parent, ..)
+            | Ranks::Remaining(parent, _)
+            | Ranks::Grown(parent, _) => Some(parent),
+        }
+    }
+
+    /// Whether they meet where unique ids are served, not over their parent.
+    fn meet_by_id(&self) -> bool {
+        matches!(self, Ranks::Of(_) | Ranks::Grown(..))
+    }
+
+    /// Whether the call by which this communicator is made of them waits until it is.
+    fn call_blocks(&self, communicator: &Communicator) -> bool {
+        match self {
+            Ranks::Of(_) => communicator.config.blocking,
+            // The client may ask either.
+            Ranks::Grown(parent, _) => parent.config.blocking && communicator.config.blocking,
+            // It is the parent that the client calls.
             Ranks::Alike(parent, ..) | Ranks::AlikeAnew(parent, ..) | Ranks::Remaining(parent, _) => {
-                Some(parent)
+                parent.config.blocking
             }
         }
     }
@@ -68,6 +90,14 @@ impl Ranks {
                 let parent = parent.group()?;
                 let child = parent.begin_regroup("shrunk", &ranks)?;
                 Some(child.labelled(format!("{}/shrunk", parent.name())))
+            }
+            Ranks::Grown(parent, growth) => {
+                let (options, _served) = growth.agree(&parent)?;
+                drop(turn);
+                let parent = parent.group()?;
+                recall.tie(parent);
+                let label = label.unwrap_or_else(|| format!("{}/grown", parent.name()));
+                return Context::create_unless(recall, options, Some(label)).map(Some);
             }
         };
         // The rest is the child's own.
@@ -134,15 +164,16 @@ fn meet_by(
         let parent = ranks.parent().cloned();
         let (turn, making) =
             parent.as_ref().map(|parent| (parent.order().take(), Making::of(parent, &communicator))).unzip();
-        // It is the parent that the client calls.
-        let blocks = parent.map_or(communicator.config.blocking, |parent| parent.config.blocking);
+        let (blocks, by_id) = (ranks.call_blocks(&communicator), ranks.meet_by_id());
         let inner = communicator.clone();
         let meet = move || {
             inner.meet(|recall| ranks.meet(turn, inner.config.name.clone(), recall));
-            match making {
-                // Its servers are its parent's, which has met.
-                Some(making) => making.end(inner.met().and_then(|met| met.as_ref().err())),
-                None => served::is_over(&inner.servers(), matches!(inner.met(), Some(Ok(_)))),
+            if let Some(making) = making {
+                making.end(inner.met().and_then(|met| met.as_ref().err()));
+            }
+            // Of others its servers are its parent's, which has met.
+            if by_id {
+                served::is_over(&inner.servers(), matches!(inner.met(), Some(Ok(_))));
             }
         };
         match spawn(Box::new(meet)) {

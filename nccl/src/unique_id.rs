@@ -26,18 +26,22 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
     guard(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(uniqueId, "uniqueId") }?;
-        if let Some(id) = of_place()? {
-            place.write(ncclUniqueId { internal: id.to_bytes().map(|byte| byte as c_char) });
-            return Ok(SUCCESS);
-        }
-        // Its server has a connection with each rank while they meet. NCCL raises it, too.
-        if let Err(error) = OpenFiles::most() {
-            log::debug!("the limit of open files stays as it is: {error}");
-        }
-        let bytes = served::create(interface().as_deref())?;
-        place.write(ncclUniqueId { internal: bytes.map(|byte| byte as c_char) });
+        let bytes = match of_place()? {
+            Some(id) => id.to_bytes(),
+            None => serve()?,
+        };
+        place.write(from_bytes(bytes));
         Ok(SUCCESS)
     })
+}
+
+/// Makes an id, and serves it.
+pub(crate) fn serve() -> Result<[u8; ID_BYTES]> {
+    // Its server has a connection with each rank while they meet. NCCL raises it, too.
+    if let Err(error) = OpenFiles::most() {
+        log::debug!("the limit of open files stays as it is: {error}");
+    }
+    served::create(interface().as_deref())
 }
 
 /// The id of the place that NCCL_COMM_ID names.
@@ -113,6 +117,11 @@ fn named_by(list: &str, up: &[InterfaceAddress], default: &str) -> Option<String
         }
         None => Some(first.to_owned()),
     }
+}
+
+/// The id of these bytes, as clients have it.
+pub(crate) fn from_bytes(bytes: [u8; ID_BYTES]) -> ncclUniqueId {
+    ncclUniqueId { internal: bytes.map(|byte| byte as c_char) }
 }
 
 /// The bytes of an id, refused if they are none.

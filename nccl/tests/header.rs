@@ -3,13 +3,14 @@
 use std::path::Path;
 
 /// In the order in which a reader needs them. `device_api` is not in the header: NVIDIA's headers declare it.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "abi",
     "version",
     "error",
     "debug",
     "unique_id",
     "create",
+    "grow",
     "end",
     "query",
     "suspend",

@@ -2,8 +2,8 @@
 
     nccl_contracts.py path/to/libnccl.so.2 [contract ...]
 
-Most run in one process whose one thread has a rank on every GPU. "mixed" has two such processes, "killed" and "stopped" a
-process for each rank.
+Most run in one process whose one thread has a rank on every GPU. "mixed" has two such processes, "killed", "stopped" and "grown"
+a process for each rank.
 """
 
 import ctypes
@@ -34,6 +34,12 @@ MORE_FUNCTIONS = {
     "ncclPutSignal": [BUFFER, SIZE, INT, INT, ctypes.c_void_p, SIZE, INT, INT, ctypes.c_uint, COMM, ctypes.c_void_p],
     "ncclSignal": [INT, INT, INT, ctypes.c_uint, COMM, ctypes.c_void_p],
     "ncclWaitSignal": [INT, ctypes.c_void_p, COMM, ctypes.c_void_p],
+}
+
+
+GROWTH = {
+    "ncclCommGetUniqueId": [COMM, ctypes.POINTER(UniqueId)],
+    "ncclCommGrow": [COMM, INT, ctypes.POINTER(UniqueId), INT, ctypes.POINTER(COMM), ctypes.c_void_p],
 }
 
 
@@ -657,6 +663,36 @@ def half(which, path, unique, results):
     results.put(f"{2 * gpus} ranks of 2 processes on {gpus} GPUs")
 
 
+def grow(rank, path, ids, results):
+    """A process of `grown`: one that is alone on its GPU, and one that joins it."""
+    nccl, unique, comm, larger = Nccl(path, FUNCTIONS | GROWTH), UniqueId(), COMM(), COMM()
+    torch.cuda.set_device(rank)
+    if rank == 0:
+        nccl.GetUniqueId(ctypes.byref(unique))
+        nccl.CommInitRank(ctypes.byref(comm), 1, unique, 0)
+        nccl.CommGetUniqueId(comm, ctypes.byref(unique))
+        ids.put(bytes(unique))
+        nccl.CommGrow(comm, 2, None, -1, ctypes.byref(larger), None)
+    else:
+        unique = UniqueId.from_buffer_copy(ids.get(timeout=60))
+        nccl.CommGrow(None, 2, ctypes.byref(unique), 1, ctypes.byref(larger), None)
+    one = Rank(larger, rank)
+    for count in (1, 1000, 5_000_000):
+        x = one.full(count, rank + 1)
+        one.all_reduce(nccl, x)
+        one.stream.synchronize()
+        assert (x == 3).all(), (count, x)
+    if rank == 0:
+        alone = Rank(comm, rank)
+        x = alone.full(1000, 7)
+        alone.all_reduce(nccl, x)
+        alone.stream.synchronize()
+        assert (x == 7).all(), x
+        nccl.CommDestroy(comm)
+    nccl.CommDestroy(larger)
+    results.put("from one rank to two")
+
+
 def processes(target, count, answers, *arguments):
     """Runs target(number, *arguments, results) in processes of their own; one of the `answers` that they put there."""
     context = multiprocessing.get_context("spawn")
@@ -690,6 +726,9 @@ def main():
     def mixed():
         return processes(half, 2, 2, path, *unique_ids(nccl, 1))
 
+    def grown():
+        return processes(grow, 2, 2, path, multiprocessing.get_context("spawn").Queue())
+
     def killed():
         return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGKILL)
 
@@ -701,7 +740,7 @@ def main():
     contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, circle, replays, allocating,
                                                              operators, nonblocking, children, in_place, one_sided, suspended,
                                                              abort, mismatch)}
-    contracts |= {f.__name__: f for f in (mixed, killed, stopped)}
+    contracts |= {f.__name__: f for f in (mixed, grown, killed, stopped)}
     if torch.cuda.device_count() < 2:
         sys.exit("needs two GPUs")
     wrong = 0

@@ -86,8 +86,9 @@ impl Context {
         let deadline = limits.come;
         let name = if options.name.is_empty() { "default".to_string() } else { options.name.clone() };
         let label = label.unwrap_or_else(|| name.clone());
-        let recalled = recall.map(|recall| move || recall.is_recalled());
-        let recalled = recalled.as_ref().map(|recalled| recalled as &dyn Fn() -> bool);
+        let own = options.rank;
+        let recalled = recall.map(|recall| move || recall.reason(own));
+        let recalled = recalled.as_ref().map(|recalled| recalled as &dyn Fn() -> Option<Error>);
         let Found { rank, size, store, secret, exits } = meeting::find(&options, deadline, recalled)?;
         if size == 0 || size > MAX_RANKS {
             fail!(InvalidArgument, "size {size} is out of range: a group has 1 to {MAX_RANKS} ranks");
@@ -105,7 +106,7 @@ impl Context {
         let by_id = matches!(options.rendezvous, Rendezvous::Id(_));
         // Waits of our own stores time out: they are cut into turns, so that ranks hear of each other meanwhile.
         let is_ours = !matches!(options.rendezvous, Rendezvous::Store(_));
-        let recalled = recalled.or(is_ours.then_some(&|| false));
+        let recalled = recalled.or(is_ours.then_some(&|| None));
         let leads = rank == 0 && matches!(options.rendezvous, Rendezvous::Environment);
         // What is no option is the caller's, who may try again; that the host lacks something the others are to hear.
         let links = meeting::on_interface(meeting::link_options(&options)?, &options);
@@ -373,20 +374,34 @@ impl Context {
         }
     }
 
-    /// Two words from every rank, in rank order.
-    fn exchange(
+    /// A few words from every rank, in rank order.
+    pub(super) fn exchange<const WORDS: usize>(
         &self,
         group: &Arc<Group>,
-        mine: [u64; 2],
+        mine: [u64; WORDS],
         until: Deadline,
         making: Making,
-    ) -> Result<Vec<[u64; 2]>> {
-        let mut all = vec![[0u64; 2]; group.size() as usize];
+    ) -> Result<Vec<[u64; WORDS]>> {
+        let mut all = vec![[0; WORDS]; group.size() as usize];
+        self.exchange_into(group, &mine, all.as_flattened_mut(), until, making)?;
+        Ok(all)
+    }
+
+    /// `all` has room for as many words of each rank.
+    fn exchange_into(
+        &self,
+        group: &Arc<Group>,
+        mine: &[u64],
+        all: &mut [u64],
+        until: Deadline,
+        making: Making,
+    ) -> Result<()> {
+        debug_assert_eq!(all.len(), mine.len() * group.size() as usize);
         let request = Request {
             kind: Kind::Allgather,
             input: mine.as_ptr().cast(),
             output: all.as_mut_ptr().cast(),
-            counts: Counts::Uniform(2),
+            counts: Counts::Uniform(mine.len() as u64),
             dtype: DataType::U64,
             operator: Operator::Sum,
             root: 0,
@@ -398,7 +413,7 @@ impl Context {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
             unsafe { Run::new(group, turn, plan, request.input, request.output) }
         })?;
-        Ok(all)
+        Ok(())
     }
 
     /// How a request of our own is run.

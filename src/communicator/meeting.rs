@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Options, Rendezvous};
 use crate::deadline::Deadline;
 use crate::engine::bootstrap::MAX_RANKS;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, fail};
 use crate::rendezvous::environment::{How, Launch};
 use crate::rendezvous::hash::HashStore;
 use crate::rendezvous::id::UniqueId;
@@ -31,7 +31,7 @@ pub(super) struct Found {
 pub(super) fn find(
     options: &Options,
     deadline: Deadline,
-    recalled: Option<&dyn Fn() -> bool>,
+    recalled: Option<&dyn Fn() -> Option<Error>>,
 ) -> Result<Found> {
     let (rank, size) = (options.rank, options.size);
     match &options.rendezvous {
@@ -49,7 +49,12 @@ pub(super) fn find(
                 });
             }
             let secret = Some(id.secret().clone());
-            let store = id.connect_unless(recalled.unwrap_or(&|| false), deadline)?;
+            let recalled = recalled.unwrap_or(&|| None);
+            let connected = id.connect_unless(&|| recalled().is_some(), deadline);
+            let store = connected.map_err(|error| match recalled() {
+                Some(why) => why.context(error),
+                None => error,
+            })?;
             Ok(Found { rank, size, store: Arc::new(store), secret, exits: None })
         }
         Rendezvous::Environment => {

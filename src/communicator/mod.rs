@@ -9,6 +9,7 @@ pub mod context;
 mod cuda;
 pub mod device;
 mod finishing;
+mod growth;
 mod hosts;
 mod limits;
 #[cfg(test)]

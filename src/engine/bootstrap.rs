@@ -47,8 +47,8 @@ pub struct Meeting<'a> {
     pub options: Result<Options>,
     /// When to give up.
     pub deadline: Deadline,
-    /// Whether the meeting was called off, if it can be: then also waits of the store are cut into turns.
-    pub recalled: Option<&'a dyn Fn() -> bool>,
+    /// Why the meeting was called off, where it can be: then also waits of the store are cut into turns.
+    pub recalled: Option<&'a dyn Fn() -> Option<Error>>,
 }
 
 /// Meets the other ranks. The endpoint knows everybody's address when this returns, and all ranks have arrived.

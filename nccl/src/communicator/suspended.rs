@@ -61,6 +61,9 @@ impl Communicator {
             }
             return Ok(None);
         }
+        // Ranks may have got it that are to join.
+        let invitation = self.invitation().take();
+        *next.invitation() = invitation;
         let handle = self.handle.get().map_or(0, |handle| handle.number);
         if COMMUNICATORS.replace(std::ptr::without_provenance::<()>(handle), next.clone()).is_none() {
             // Another thread has ended it meanwhile.

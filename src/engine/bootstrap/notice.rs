@@ -21,9 +21,8 @@ pub(super) const GRACE: Duration = Duration::from_millis(500);
 pub(super) struct Notice<'a> {
     store: &'a dyn Store,
     key: String,
-    rank: u32,
     pause: Cell<Duration>,
-    recalled: Option<&'a dyn Fn() -> bool>,
+    recalled: Option<&'a dyn Fn() -> Option<Error>>,
 }
 
 impl<'a> Notice<'a> {
@@ -31,10 +30,10 @@ impl<'a> Notice<'a> {
         store: &'a dyn Store,
         prefix: &str,
         rank: u32,
-        recalled: Option<&'a dyn Fn() -> bool>,
+        recalled: Option<&'a dyn Fn() -> Option<Error>>,
     ) -> Notice<'a> {
         let pause = Cell::new(FIRST + (rank % 64) * APART);
-        Notice { store, key: format!("{prefix}/{REFUSAL}"), rank, pause, recalled }
+        Notice { store, key: format!("{prefix}/{REFUSAL}"), pause, recalled }
     }
 
     /// Where it is.
@@ -109,11 +108,8 @@ impl<'a> Notice<'a> {
             if let Some(result) = wait(until) {
                 return Some(result);
             }
-            if self.recalled.is_some_and(|recalled| recalled()) {
-                return Some(Err(Error::new(
-                    Status::Aborted,
-                    format!("rank {} has called the meeting off", self.rank),
-                )));
+            if let Some(error) = self.recalled.and_then(|recalled| recalled()) {
+                return Some(Err(error));
             }
             if deadline.expired() {
                 return None;

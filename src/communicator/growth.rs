@@ -1,0 +1,154 @@
+//! Groups that grow: their ranks tell each other how, and meet again, with others, by an id.
+
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use super::Options;
+use super::context::{Context, Place};
+use super::limits::Limits;
+use super::meeting::{self, Found};
+use crate::deadline::Deadline;
+use crate::engine::bootstrap::{self, Meeting};
+use crate::error::{Error, Result};
+use crate::signature::Making;
+
+/// How long it may take to leave word where this process serves the store.
+const WORD: Duration = Duration::from_secs(5);
+
+impl Context {
+    /// What all ranks of this group do before they meet again with ranks that join them, in the same order as [`Context::begin_split`]:
+    /// each tells a few words, and has everybody's, in rank order. Then [`Context::create_unless`] makes the larger group, with a
+    /// [`Recall`](super::Recall) that is tied to this one.
+    pub fn begin_growth<const WORDS: usize>(&self, mine: [u64; WORDS]) -> Result<Vec<[u64; WORDS]>> {
+        let Place::Group(group) = self.place() else {
+            return self.failure().map_or(Ok(vec![mine]), Err);
+        };
+        self.exchange(group, mine, Limits::begin(self.timeout()).come, Making::Grow)
+    }
+
+    /// In place of [`Context::create`], for a rank that does not come, for the cause `why`: those who wait for it hear that. By an id
+    /// that this process serves.
+    pub fn decline(options: &Options, why: Error) {
+        let deadline = Deadline::after(WORD);
+        let told = meeting::find(options, deadline, None).and_then(|found| {
+            let Found { rank, size, store, secret, .. } = found;
+            let (name, store) = (options.name.as_str(), &*store);
+            let meeting =
+                Meeting { rank, size, name, store, secret, options: Err(why), deadline, recalled: None };
+            bootstrap::meet(meeting).map(drop)
+        });
+        // It ends with what was to be told, or with why that could not be.
+        if let Err(error) = told {
+            log::info!("{error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::communicator::{Recall, Rendezvous};
+    use crate::error::Status;
+    use crate::rendezvous::hash::HashStore;
+    use crate::rendezvous::store::Store;
+
+    /// How long the ranks that wait may, and how soon they are to hear.
+    const PATIENCE: Duration = Duration::from_secs(600);
+    const SOON: Duration = Duration::from_secs(30);
+
+    fn options(rank: u32, size: u32, store: &Arc<dyn Store>) -> Options {
+        Options {
+            rank,
+            size,
+            rendezvous: Rendezvous::Store(store.clone()),
+            name: "grown".into(),
+            timeout: PATIENCE,
+            interface: Some("127.0.0.1".into()),
+            transports: Some("shm".into()),
+            host: None,
+        }
+    }
+
+    fn store() -> Arc<dyn Store> {
+        Arc::new(HashStore::new())
+    }
+
+    fn pair() -> [Context; 2] {
+        let store = store();
+        let ranks = [0, 1].map(|rank| {
+            let options = options(rank, 2, &store);
+            thread::spawn(move || Context::create(options))
+        });
+        ranks.map(|rank| rank.join().expect("no panic").expect("the ranks meet"))
+    }
+
+    #[test]
+    fn ranks_tell_each_other_in_their_order() {
+        let ranks = pair().map(|context| {
+            thread::spawn(move || context.begin_growth([u64::from(context.rank()), 7, u64::MAX]))
+        });
+        for rank in ranks {
+            let told = rank.join().expect("no panic").expect("all tell");
+            assert_eq!(told, [[0, 7, u64::MAX], [1, 7, u64::MAX]]);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_splits_while_another_grows_is_told_so() {
+        let [grows, splits] = pair();
+        let grows = thread::spawn(move || grows.begin_growth([0; 3]).map(drop));
+        let splits = thread::spawn(move || splits.split(Some(0), 0).map(drop));
+        for rank in [grows, splits] {
+            let error = rank.join().expect("no panic").expect_err("they differ");
+            assert_eq!(error.status(), Status::Mismatch, "{error}");
+            assert!(["grow()", "split()"].iter().all(|call| error.text().contains(call)), "{error}");
+        }
+    }
+
+    /// A rank of the group may be gone before the store knows it, where the others would wait for it.
+    #[test]
+    fn who_meets_ranks_that_join_hears_that_the_group_has_failed_and_so_do_they() {
+        let [first, second] = pair();
+        let store = store();
+        let joins = options(2, 3, &store);
+        let joins = thread::spawn(move || Context::create_unless(&Recall::default(), joins, None).map(drop));
+        let (meets, parent) = (options(0, 3, &store), first.clone());
+        let meets = thread::spawn(move || {
+            let recall = Recall::default();
+            recall.tie(&parent);
+            let met = Context::create_unless(&recall, meets, None).map(drop);
+            recall.end();
+            met
+        });
+        for rank in [0, 2] {
+            store.get(&format!("grown/0/rank/{rank}"), Deadline::after(SOON)).expect("it comes");
+        }
+        let since = Instant::now();
+        second.abort_because(Some("it has no memory"));
+        for rank in [meets, joins] {
+            let error = rank.join().expect("no panic").expect_err("rank 1 does not come");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+            assert!(error.text().contains("it has no memory"), "{error}");
+        }
+        assert!(since.elapsed() < SOON);
+    }
+
+    #[test]
+    fn those_who_wait_for_a_rank_that_declines_hear_why() {
+        let store = store();
+        let joins = options(1, 2, &store);
+        let joins = thread::spawn(move || Context::create_unless(&Recall::default(), joins, None).map(drop));
+        let why = Error::new(Status::InvalidUsage, "the ranks do not agree");
+        let since = Instant::now();
+        Context::decline(&options(0, 2, &store), why);
+        let error = joins.join().expect("no panic").expect_err("rank 0 does not come");
+        assert_eq!(error.status(), Status::PeerFailed, "{error}");
+        assert!(error.text().contains("the ranks do not agree"), "{error}");
+        assert!(since.elapsed() < SOON);
+    }
+}
