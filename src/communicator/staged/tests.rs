@@ -2,6 +2,7 @@
 
 mod ahead;
 mod collectives;
+mod combined;
 mod failure;
 mod limits;
 mod lists;
