@@ -327,7 +327,7 @@ static void twice(int rank, int size, ncclUniqueId id) {
     for (int taken = 1; taken <= 2; taken++) {
         ncclComm_t comm = rank < old ? meet(rank, old, id) : NULL, larger = NULL;
         if (rank < old) {
-            fails(comm, rank, size, "");
+            fails(comm, rank, size, "two processes");
             if (rank == 0) CHECK_OK(ncclGetUniqueId(&id));
             CHECK_OK(ncclBroadcast(&id, &id, sizeof id, ncclChar, 0, comm, NULL));
             CHECK_OK(ncclCommDestroy(comm));

@@ -505,8 +505,9 @@ ncclResult_t pncclCommMemStats(ncclComm_t comm,
                               uint64_t *value);
 
 /// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks call it, in a group if one thread
-/// has several: it waits for what was started here, and for the others. `flags` is NCCL_SUSPEND_MEM. Memory that a graph or a window of some
-/// rank refers to stays where it is, on all ranks (ncclCommMemStats tells).
+/// has several, where it comes behind the group's calls: it waits for what was started here, and for the others. `flags` is
+/// NCCL_SUSPEND_MEM. If calls have ever been captured in graphs on some rank, or there are windows, the memory stays on all of them, since
+/// those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank is gone it can be shrunk as it is.
 ncclResult_t ncclCommSuspend(ncclComm_t comm,
                              int flags);
 ncclResult_t pncclCommSuspend(ncclComm_t comm,

@@ -49,6 +49,22 @@ pub(crate) fn find(comm: ncclComm_t) -> Result<Arc<Communicator>> {
     Ok(communicator)
 }
 
+/// Changes the phase of the communicator behind a handle, which another one may replace at any moment before.
+pub(crate) fn change_phase(
+    comm: ncclComm_t,
+    change: impl Fn(&Communicator, &mut Phase) -> Result<()>,
+) -> Result<Arc<Communicator>> {
+    loop {
+        let communicator = find(comm)?;
+        let mut phase = communicator.phase();
+        if *phase != Phase::Replaced {
+            change(&communicator, &mut phase)?;
+            drop(phase);
+            return Ok(communicator);
+        }
+    }
+}
+
 /// The communicator behind a handle, which is none any more. `None`: it is the parent's of this forked process, where nothing of
 /// it may be touched.
 pub(crate) fn take(comm: ncclComm_t) -> Result<Option<Arc<Communicator>>> {
@@ -136,6 +152,8 @@ pub(crate) enum Phase {
     Revoked,
     /// It holds no more memory of its device than it must, until it is resumed.
     Suspended,
+    /// Its handle stands for another one, which is suspended.
+    Replaced,
 }
 
 impl Phase {
@@ -159,15 +177,21 @@ impl Phase {
 
     /// Refuses what can still be done when a communicator was revoked, but not when it was finalized.
     pub(crate) fn check_unfinished(self, context: &Context) -> Result<()> {
+        self.check_ends(context)?;
+        self.check_awake(context)
+    }
+
+    /// Refuses what can still be done with a communicator whatever becomes of it, but not when it was finalized.
+    pub(crate) fn check_ends(self, context: &Context) -> Result<()> {
         if self == Phase::Finalized {
             fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name());
         }
-        self.check_awake(context)
+        Ok(())
     }
 
     /// Refuses what cannot be done while a communicator is suspended.
     fn check_awake(self, context: &Context) -> Result<()> {
-        if self == Phase::Suspended {
+        if matches!(self, Phase::Suspended | Phase::Replaced) {
             fail!(InvalidUsage, "'{}' is suspended: call ncclCommResume first", context.name());
         }
         Ok(())

@@ -212,14 +212,18 @@ pub unsafe extern "C" fn ncclCommShrink(
             );
         }
         let phase = *parent.phase();
-        phase.check_unfinished(context)?;
+        phase.check_ends(context)?;
         if shrinkFlags == NCCL_SHRINK_ABORT {
+            // Also while it is suspended: a rank may be gone by then.
             parent.stop();
-        } else if let (Phase::Open, Some(error)) = (phase, context.failure()) {
-            return Err(error.context(format!(
-                "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
-                context.name()
-            )));
+        } else {
+            phase.check_unfinished(context)?;
+            if let (Phase::Open, Some(error)) = (phase, context.failure()) {
+                return Err(error.context(format!(
+                    "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
+                    context.name()
+                )));
+            }
         }
         let child = Communicator::new(parent.place, config, parent.servers());
         let ranks = Ranks::Remaining(parent, ranks);

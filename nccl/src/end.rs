@@ -23,19 +23,19 @@ pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
         if comm.is_null() {
             return Ok(SUCCESS);
         }
-        let communicator = communicator::find(comm)?;
-        let context = communicator.group()?;
-        let mut phase = communicator.phase();
-        let ended = match *phase {
-            Phase::Open | Phase::Suspended => {
-                *phase = Phase::Finalized;
-                drop(phase);
-                return group::finalize(communicator);
-            }
-            Phase::Finalized => "finalized",
-            Phase::Revoked => "revoked",
-        };
-        fail!(InvalidArgument, "'{}' was {ended} before: it can only be destroyed now", context.name());
+        let communicator = communicator::change_phase(comm, |communicator, phase| {
+            let context = communicator.group()?;
+            let ended = match *phase {
+                Phase::Open | Phase::Suspended | Phase::Replaced => {
+                    *phase = Phase::Finalized;
+                    return Ok(());
+                }
+                Phase::Finalized => "finalized",
+                Phase::Revoked => "revoked",
+            };
+            fail!(InvalidArgument, "'{}' was {ended} before: it can only be destroyed now", context.name());
+        })?;
+        group::finalize(communicator)
     })
 }
 
@@ -117,19 +117,19 @@ pub extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclRe
         if comm.is_null() {
             return Ok(SUCCESS);
         }
-        let communicator = communicator::find(comm)?;
-        if revokeFlags != NCCL_REVOKE_DEFAULT {
-            fail!(InvalidArgument, "revokeFlags is {revokeFlags}; it is NCCL_REVOKE_DEFAULT (0)");
-        }
-        let mut phase = communicator.phase();
-        match *phase {
-            Phase::Open | Phase::Suspended => *phase = Phase::Revoked,
-            Phase::Finalized => {
-                fail!(InvalidArgument, "the communicator was finalized: it can only be destroyed now")
+        let communicator = communicator::change_phase(comm, |_, phase| {
+            if revokeFlags != NCCL_REVOKE_DEFAULT {
+                fail!(InvalidArgument, "revokeFlags is {revokeFlags}; it is NCCL_REVOKE_DEFAULT (0)");
             }
-            Phase::Revoked => fail!(InvalidArgument, "the communicator was revoked before"),
-        }
-        drop(phase);
+            match *phase {
+                Phase::Open | Phase::Suspended | Phase::Replaced => *phase = Phase::Revoked,
+                Phase::Finalized => {
+                    fail!(InvalidArgument, "the communicator was finalized: it can only be destroyed now")
+                }
+                Phase::Revoked => fail!(InvalidArgument, "the communicator was revoked before"),
+            }
+            Ok(())
+        })?;
         communicator.stop();
         Ok(SUCCESS)
     })

@@ -23,6 +23,7 @@ struct Group {
     error: Option<Error>,
     joinings: Vec<Joining>,
     sharings: Vec<Sharing>,
+    suspensions: Vec<Sharing>,
     calls: Calls,
     sent: Vec<OneSided>,
     waits: Vec<OneSided>,
@@ -37,6 +38,7 @@ impl Group {
         error: None,
         joinings: Vec::new(),
         sharings: Vec::new(),
+        suspensions: Vec::new(),
         calls: Calls::NONE,
         sent: Vec::new(),
         waits: Vec::new(),
@@ -187,10 +189,19 @@ fn one_sided(
 
 /// Shares a window, now or at the end of the group.
 pub(crate) fn share(sharing: Sharing) -> Result<()> {
+    share_with(sharing, |group| &mut group.sharings)
+}
+
+/// Suspends a communicator, now or at the end of the group, behind what the group has called.
+pub(crate) fn suspend(sharing: Sharing) -> Result<()> {
+    share_with(sharing, |group| &mut group.suspensions)
+}
+
+fn share_with(sharing: Sharing, others: fn(&mut Group) -> &mut Vec<Sharing>) -> Result<()> {
     let mut sharing = Some(sharing);
     KEPT.with_borrow_mut(|kept| {
         if kept.group.depth > 0 {
-            kept.group.sharings.extend(sharing.take());
+            others(&mut kept.group).extend(sharing.take());
         }
     });
     sharing.map_or(Ok(()), |sharing| setup::share(vec![sharing]))
@@ -244,10 +255,13 @@ impl Group {
         let one_sided =
             self.sent.into_iter().chain(self.waits).map(|start| start()).fold(Ok(()), Result::and);
         let launched = engine::launch_all(self.calls);
+        // Other ranks wait for this one, whatever has failed.
+        let suspended = setup::share(self.suspensions);
         let met = met?;
         shared?;
         launched?;
         one_sided?;
+        suspended?;
         // Not behind a failure: calls of other ranks of this thread may wait for one that was not started.
         let finalized = end::finish(self.finalized)?;
         self.destroyed.iter().for_each(|communicator| end::drain_destroyed(communicator));
@@ -260,7 +274,7 @@ impl Group {
             "a thread has ended before ncclGroupEnd: nothing of its group is started ({} calls, {} communicators, {} windows or suspensions)",
             self.calls.len() + self.sent.len() + self.waits.len(),
             self.joinings.len(),
-            self.sharings.len()
+            self.sharings.len() + self.suspensions.len()
         );
         for joining in self.joinings {
             joining.give_up(Error::new(

@@ -198,9 +198,10 @@ impl Growth {
     /// kept meanwhile. If they do not agree, those that join are told so by the rank that serves their id.
     pub(crate) fn agree(self, parent: &Communicator) -> Result<(Options, Option<Invitation>)> {
         let context = parent.group()?;
-        let own = parent.invitation().take_if(|own| self.id.is_none_or(|id| id == own.id));
-        let id = own.as_ref().map(|own| own.id).or(self.id);
-        let told = Told { id, is_own: own.is_some(), size: self.size };
+        let own = parent.invitation().take();
+        let made = own.as_ref().map(|own| own.id);
+        let is_other = made.is_some() && self.id.is_some_and(|id| made != Some(id));
+        let told = Told { id: made.or(self.id), is_own: own.is_some(), is_other, size: self.size };
         let agreed = context.begin_growth(told.to_words()).and_then(|all| {
             let all: Vec<Told> = all.iter().map(Told::from_words).collect();
             agreed(context.name(), &all)
@@ -222,26 +223,29 @@ impl Growth {
 #[derive(Clone, Copy)]
 struct Told {
     id: Option<[u8; ID_BYTES]>,
-    /// Whether it has made the id.
+    /// Whether it has made the id,
     is_own: bool,
+    /// and its client has passed another one.
+    is_other: bool,
     size: u32,
 }
 
 const ID_WORDS: usize = ID_BYTES / 8;
 
 impl Told {
-    fn to_words(self) -> [u64; ID_WORDS + 2] {
-        let mut words = [0; ID_WORDS + 2];
+    fn to_words(self) -> [u64; ID_WORDS + 3] {
+        let mut words = [0; ID_WORDS + 3];
         let (bytes, _) = self.id.as_ref().map_or(&[][..], |id| id).as_chunks::<8>();
         for (word, bytes) in words.iter_mut().zip(bytes) {
             *word = u64::from_le_bytes(*bytes);
         }
         words[ID_WORDS] = self.is_own.into();
-        words[ID_WORDS + 1] = self.size.into();
+        words[ID_WORDS + 1] = self.is_other.into();
+        words[ID_WORDS + 2] = self.size.into();
         words
     }
 
-    fn from_words(words: &[u64; ID_WORDS + 2]) -> Told {
+    fn from_words(words: &[u64; ID_WORDS + 3]) -> Told {
         let mut id = [0; ID_BYTES];
         let (bytes, _) = id.as_chunks_mut::<8>();
         for (bytes, word) in bytes.iter_mut().zip(words) {
@@ -249,7 +253,8 @@ impl Told {
         }
         // No id is all zeros.
         let id = (id != [0; ID_BYTES]).then_some(id);
-        Told { id, is_own: words[ID_WORDS] != 0, size: words[ID_WORDS + 1] as u32 }
+        let [is_own, is_other] = [words[ID_WORDS], words[ID_WORDS + 1]].map(|word| word != 0);
+        Told { id, is_own, is_other, size: words[ID_WORDS + 2] as u32 }
     }
 }
 
@@ -278,8 +283,12 @@ fn agreed(parent: &str, all: &[Told]) -> Result<[u8; ID_BYTES]> {
             "no rank of '{parent}' has called ncclCommGetUniqueId: one of them does before ncclCommGrow, and the id goes to the ranks that join"
         );
     };
-    match all.iter().position(|told| told.id.is_some_and(|other| other != id)) {
+    match all.iter().position(|told| told.is_other || told.id.is_some_and(|other| other != id)) {
         None => Ok(id),
+        Some(rank) if all[rank].is_other => fail!(
+            InvalidUsage,
+            "rank {rank} of '{parent}' passes another uniqueId than it has made by ncclCommGetUniqueId, which serves no more: make one anew"
+        ),
         Some(rank) if all[rank].is_own => fail!(
             InvalidUsage,
             "ranks {maker} and {rank} of '{parent}' have each called ncclCommGetUniqueId: one rank does before ncclCommGrow"
@@ -296,19 +305,22 @@ mod tests {
     use super::*;
 
     fn told(id: u8, is_own: bool) -> Told {
-        Told { id: (id != 0).then_some([id; ID_BYTES]), is_own, size: 4 }
+        Told { id: (id != 0).then_some([id; ID_BYTES]), is_own, is_other: false, size: 4 }
     }
 
     #[test]
     fn what_is_told_comes_as_it_was() {
         let id = std::array::from_fn(|index| index as u8);
         for told in [
-            Told { id: Some(id), is_own: true, size: 65536 },
-            Told { id: Some(id), is_own: false, size: 2 },
-            Told { id: None, is_own: false, size: 3 },
+            Told { id: Some(id), is_own: true, is_other: true, size: 65536 },
+            Told { id: Some(id), is_own: false, is_other: false, size: 2 },
+            Told { id: None, is_own: false, is_other: false, size: 3 },
         ] {
             let came = Told::from_words(&told.to_words());
-            assert_eq!((came.id, came.is_own, came.size), (told.id, told.is_own, told.size));
+            assert_eq!(
+                (came.id, came.is_own, came.is_other, came.size),
+                (told.id, told.is_own, told.is_other, told.size)
+            );
         }
     }
 
@@ -323,10 +335,12 @@ mod tests {
     #[test]
     fn ranks_that_do_not_agree_are_told_what_to_do() {
         let larger = Told { size: 5, ..told(7, false) };
+        let other = Told { is_other: true, ..told(7, true) };
         for (all, part) in [
             (vec![told(0, false), told(0, false)], "no rank of 'world' has called ncclCommGetUniqueId"),
             (vec![told(0, false), told(7, false)], "rank 1 of 'world' passes a uniqueId that none"),
             (vec![told(0, false), told(7, true), told(8, true)], "ranks 1 and 2 of 'world' have each called"),
+            (vec![told(0, false), other], "rank 1 of 'world' passes another uniqueId than it has made"),
             (vec![told(8, false), told(7, true)], "rank 0 of 'world' passes another uniqueId than rank 1"),
             (vec![told(7, true), told(0, false), larger], "4 ranks as rank 0 has it, to 5 as rank 2"),
         ] {

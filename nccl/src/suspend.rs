@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator;
-use crate::error::{Result, SUCCESS, fail};
+use crate::error::{SUCCESS, fail};
 use crate::group::{self, in_group};
 use crate::setup::Sharing;
 
@@ -13,8 +13,9 @@ use crate::setup::Sharing;
 pub const NCCL_SUSPEND_MEM: c_int = 1;
 
 /// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks call it, in a group if one thread
-/// has several: it waits for what was started here, and for the others. `flags` is NCCL_SUSPEND_MEM. Memory that a graph or a window of some
-/// rank refers to stays where it is, on all ranks (ncclCommMemStats tells).
+/// has several, where it comes behind the group's calls: it waits for what was started here, and for the others. `flags` is
+/// NCCL_SUSPEND_MEM. If calls have ever been captured in graphs on some rank, or there are windows, the memory stays on all of them, since
+/// those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank is gone it can be shrunk as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
     in_group(|| {
@@ -24,7 +25,7 @@ pub extern "C" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_
             fail!(InvalidArgument, "flags is {flags:#x}; it is NCCL_SUSPEND_MEM (1)");
         }
         let inner = communicator.clone();
-        set_up(Sharing { communicator, share: Box::new(move || inner.suspend()) })
+        group::suspend(Sharing { communicator, share: Box::new(move || inner.suspend()) }).map(|()| SUCCESS)
     })
 }
 
@@ -37,10 +38,6 @@ pub extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
         communicator.group()?;
         communicator.check_suspended()?;
         let inner = communicator.clone();
-        set_up(Sharing { communicator, share: Box::new(move || inner.resume()) })
+        group::share(Sharing { communicator, share: Box::new(move || inner.resume()) }).map(|()| SUCCESS)
     })
-}
-
-fn set_up(sharing: Sharing) -> Result<ncclResult_t> {
-    group::share(sharing).map(|()| SUCCESS)
 }

@@ -42,8 +42,7 @@ struct Inner {
     sparse_memory: Arc<sparse::Pool>,
     /// Of what hosts do among themselves: their ranks have other numbers there.
     plans_across: Plans,
-    /// How often each named child was made: makes the next one different.
-    children: Mutex<HashMap<(String, Vec<u32>), u32>>,
+    line: Arc<Line>,
     failure: OnceLock<Error>,
     /// See [`Context::limit_blocks`]; 0: unset.
     max_blocks: AtomicU32,
@@ -52,6 +51,24 @@ struct Inner {
     _parting: Option<Parting>,
     /// Kept alive as long as the context: the embedded server of its store. Nobody needs a directory once the ranks have met.
     _store: Option<Arc<dyn Store>>,
+}
+
+/// What tells a group's children from those of others. Contexts that take each other's place have one, so that ranks make the same children
+/// though some of them have the one and some the other.
+struct Line {
+    id: u64,
+    /// How often each named child was made: makes the next one different.
+    children: Mutex<HashMap<(String, Vec<u32>), u32>>,
+}
+
+impl Line {
+    fn of(place: &Place) -> Arc<Line> {
+        let id = match place {
+            Place::Solo => 0,
+            Place::Group(group) => group.id(),
+        };
+        Arc::new(Line { id, children: Mutex::default() })
+    }
 }
 
 impl Drop for Inner {
@@ -133,6 +150,17 @@ impl Context {
     }
 
     fn new(name: String, timeout: Duration, place: Place, store: Option<Arc<dyn Store>>) -> Context {
+        let line = Line::of(&place);
+        Context::of_line(name, timeout, place, store, line)
+    }
+
+    fn of_line(
+        name: String,
+        timeout: Duration,
+        place: Place,
+        store: Option<Arc<dyn Store>>,
+        line: Arc<Line>,
+    ) -> Context {
         let parting = match &place {
             Place::Solo => None,
             Place::Group(group) => Some(group.endpoint().registration().parting()),
@@ -144,7 +172,7 @@ impl Context {
             plans: Plans::default(),
             sparse_memory: Arc::default(),
             plans_across: Plans::default(),
-            children: Mutex::default(),
+            line,
             failure: OnceLock::new(),
             max_blocks: AtomicU32::new(0),
             cuda: Cuda::default(),
@@ -305,7 +333,7 @@ impl Context {
 
     /// What tells it from the other children of this group: `name`, the members, and how many there have been of these.
     fn child(&self, making: Making, name: &str, label: String, ranks: Vec<u32>) -> Child {
-        let mut children = lock(&self.0.children);
+        let mut children = lock(&self.0.line.children);
         let count = children.entry((name.to_string(), ranks.clone())).or_insert(0);
         *count += 1;
         Child {
@@ -318,6 +346,7 @@ impl Context {
             limits: Limits::begin(self.timeout()),
             tied: true,
             doubted: false,
+            succeeds: false,
         }
     }
 
@@ -441,6 +470,8 @@ pub struct Child {
     tied: bool,
     /// Whether others may not know that they are members: the parent may have failed before they were told.
     doubted: bool,
+    /// Whether it takes the parent's place.
+    succeeds: bool,
 }
 
 impl Child {
@@ -458,13 +489,15 @@ impl Child {
     /// [`Child::meet`], unless `recall` calls it off.
     pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
-        let Child { parent, label, tied, doubted, limits, making, .. } = self;
+        let Child { parent, label, tied, doubted, succeeds, limits, making, .. } = self;
         let timeout = parent.timeout();
         let (Place::Group(over), Some(group)) = (&parent.0.place, group) else {
             return Ok(Context::new(label, timeout, Place::Solo, None));
         };
         let _making = tied.then(|| over.make(&group));
-        let child = Context::new(label, timeout, Place::Group(group), parent.0._store.clone());
+        let (place, store) = (Place::Group(group), parent.0._store.clone());
+        let line = if succeeds { parent.0.line.clone() } else { Line::of(&place) };
+        let child = Context::of_line(label, timeout, place, store, line);
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
         let child = child.settled(limits, making)?;
@@ -512,7 +545,7 @@ impl Child {
         let members: Arc<[u32]> = ranks.iter().map(|&rank| parent.members()[rank as usize]).collect();
         // PROOF: whoever makes a child has checked that this rank is among them.
         let own = ranks.iter().position(|&rank| rank == parent.rank()).unwrap_or(0) as u32;
-        let id = child_id(parent.id(), name, &members, *count);
+        let id = child_id(self.parent.0.line.id, name, &members, *count);
         Some(Group::new(parent.endpoint().clone(), id, label.clone(), own, members, parent.timeout()))
     }
 }
@@ -727,7 +760,7 @@ pub(super) mod tests {
             let [first, second] = pair([PATIENCE; 2]);
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| deed(&second));
-                while lock(&second.0.children).is_empty() {
+                while lock(&second.0.line.children).is_empty() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 // By then it waits for the other; if not, the test finds less.

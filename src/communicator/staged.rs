@@ -157,7 +157,8 @@ impl Context {
             Way::Relayed(plan) => self.load_copier(devices, *device).map(|_| plan.kernels.clone()),
             _ => self.copier(devices, *device, options.max_blocks),
         };
-        let mut combining = self.combining(&call, group, options, (way, &request.counts));
+        let mut combining =
+            copier.as_ref().and_then(|_| self.combining(&call, group, options, (way, &request.counts)));
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;

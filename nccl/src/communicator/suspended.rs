@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use unisono::communicator::HeldMemory;
+use unisono::communicator::{Context, HeldMemory};
 use unisono::deadline::Deadline;
 
 use super::{COMMUNICATORS, Communicator, Making, Phase, aborted};
 use crate::error::{Result, fail};
+use crate::place::Place;
 
 /// How long who suspends waits for the memory to be given back, once all ranks have come: they let go of it at the same time.
 const GIVING_BACK: Duration = Duration::from_secs(2);
@@ -19,8 +20,14 @@ const GIVING_BACK: Duration = Duration::from_secs(2);
 impl Communicator {
     /// Suspends a communicator that has a handle; all ranks do. Returns when the memory has gone back.
     pub(crate) fn suspend(self: Arc<Self>) -> Result<()> {
+        let gives = matches!(self.place, Place::Device(_));
+        self.suspend_by(gives)
+    }
+
+    /// The same; whether another communicator is to take its place, if that is all the same to graphs and windows.
+    fn suspend_by(self: Arc<Self>, gives: bool) -> Result<()> {
         let name = self.called_group()?.name().to_owned();
-        let Some(memory) = self.give_way()? else { return Ok(()) };
+        let Some(memory) = self.give_way(gives)? else { return Ok(()) };
         // Nobody else has it who does not call it.
         drop(self);
         if !memory.await_return(Deadline::after(GIVING_BACK)) {
@@ -31,27 +38,34 @@ impl Communicator {
         Ok(())
     }
 
-    /// Has its handle stand for another communicator, which is suspended; `None`: there is nothing to give back, and it is suspended itself.
-    fn give_way(self: &Arc<Self>) -> Result<Option<HeldMemory>> {
+    /// Suspends it, or another communicator that its handle stands for from then on. The memory that goes back, if there is any.
+    fn give_way(self: &Arc<Self>, gives: bool) -> Result<Option<HeldMemory>> {
         let context = self.called_group()?;
-        // As long as the others are well it waits for them, as who destroys it does.
-        self.finish_started(Deadline::NEVER)?;
+        let mut phase = self.phase();
+        phase.check_open(context)?;
+        // Before anybody looks: no call is captured any more, and no window made.
+        *phase = Phase::Suspended;
+        drop(phase);
+        let given = self.replace(context, gives);
+        let mut phase = self.phase();
+        if given.is_err() && *phase == Phase::Suspended {
+            *phase = Phase::Open;
+        }
+        drop(phase);
+        given
+    }
+
+    fn replace(self: &Arc<Self>, context: &Context, gives: bool) -> Result<Option<HeldMemory>> {
         let memory = context.held_memory();
-        let willing = memory.is_some() && !context.is_referred_to();
+        let is_at_rest = self.come_to_rest();
         let next = self.successor();
         let making = Making::of(self, &next);
         next.meet(|recall| {
-            context.begin_successor(willing)?.map(|child| child.meet_unless(recall)).transpose()
+            let child = context.begin_successor(is_at_rest.map(|()| gives && !context.is_referred_to()))?;
+            child.map(|child| child.meet_unless(recall)).transpose()
         });
         drop(making);
         next.wait()?;
-        let mut phase = self.phase();
-        if *phase != Phase::Open {
-            next.abort();
-            phase.check_open(context)?;
-        }
-        *phase = Phase::Suspended;
-        drop(phase);
         if next.met().is_none() {
             if memory.is_some() {
                 log::info!(
@@ -61,16 +75,39 @@ impl Communicator {
             }
             return Ok(None);
         }
+        // Locked until the handle stands for the other one: who changes the phase changes that one's then.
+        let mut phase = self.phase();
+        if *phase != Phase::Suspended {
+            // Another thread has finalized or revoked it meanwhile.
+            next.abort();
+            phase.check_open(context)?;
+        }
+        *phase = Phase::Replaced;
         // Ranks may have got it that are to join.
         let invitation = self.invitation().take();
         *next.invitation() = invitation;
         let handle = self.handle.get().map_or(0, |handle| handle.number);
-        if COMMUNICATORS.replace(std::ptr::without_provenance::<()>(handle), next.clone()).is_none() {
-            // Another thread has ended it meanwhile.
+        let before = COMMUNICATORS.replace(std::ptr::without_provenance::<()>(handle), next.clone());
+        drop(phase);
+        if before.is_none() {
+            // It has been destroyed or aborted.
             next.abort();
             return Err(aborted());
         }
         Ok(memory)
+    }
+
+    /// Waits for what was called here. As long as the others are well that takes as long as it takes, as for who destroys it.
+    fn come_to_rest(&self) -> Result<()> {
+        self.finish_started(Deadline::NEVER)?;
+        // They and their failures are known by this one.
+        if !self.making().is_empty() {
+            fail!(
+                InvalidUsage,
+                "children of the communicator are still being made: poll ncclCommGetAsyncError until it answers no more ncclInProgress"
+            );
+        }
+        Ok(())
     }
 
     /// One in this one's place, suspended, which has yet to meet the others.
@@ -114,7 +151,6 @@ mod tests {
     use crate::collective::ncclAllReduce;
     use crate::config::Config;
     use crate::error::{SUCCESS, Status, ncclGetLastError, result};
-    use crate::place::Place;
     use crate::suspend::{NCCL_SUSPEND_MEM, ncclCommResume, ncclCommSuspend};
 
     /// A handle, for another thread.
@@ -154,6 +190,14 @@ mod tests {
         }
     }
 
+    fn until(so: impl Fn() -> bool) {
+        let soon = Deadline::after(Duration::from_secs(20));
+        while !so() {
+            assert!(!soon.expired(), "it takes too long");
+            std::thread::yield_now();
+        }
+    }
+
     fn reduce(comm: ncclComm_t) -> c_int {
         let (from, mut to) = ([3u8], [0u8]);
         let stream = std::ptr::null_mut();
@@ -189,30 +233,104 @@ mod tests {
         });
     }
 
-    /// Where there is memory to give back the handle stands for another communicator. These have none, so it is put in the place by hand.
+    /// These have no memory to give back, but do as if they had.
     #[test]
-    fn a_communicator_that_takes_the_place_of_another_has_its_handle_and_operators() {
+    fn a_communicator_that_takes_the_place_of_another_has_its_handle_operators_and_registrations() {
         two(|comm| {
-            let before = crate::communicator::find(comm).expect("a communicator");
-            let context = before.group().expect("a group");
-            let next = before.successor();
-            next.meet(|recall| {
-                context.begin_successor(true)?.map(|child| child.meet_unless(recall)).transpose()
-            });
-            assert!(matches!(next.met(), Some(Ok(_))) && Arc::ptr_eq(&before.operators, &next.operators));
             let mut registered = std::ptr::null_mut();
             // SAFETY: live memory.
             let registers = unsafe {
                 crate::memory::ncclCommRegister(comm, std::ptr::dangling_mut(), 1, &raw mut registered)
             };
             assert_eq!(registers, SUCCESS);
-            let replaced = COMMUNICATORS.replace(comm, next).expect("it is there");
-            assert!(Arc::ptr_eq(&replaced, &before));
-            drop((before, replaced));
-            assert_eq!(reduce(comm), result(Status::InvalidUsage));
-            assert_eq!(ncclCommResume(comm), SUCCESS, "{}", text(comm));
-            assert_eq!(reduce(comm), SUCCESS, "{}", text(comm));
+            for _ in 0..3 {
+                let before = crate::communicator::find(comm).expect("a communicator");
+                before.clone().suspend_by(true).expect("all suspend it");
+                let next = crate::communicator::find(comm).expect("another one");
+                assert!(!Arc::ptr_eq(&before, &next) && Arc::ptr_eq(&before.operators, &next.operators));
+                assert_eq!([&before, &next].map(|one| *one.phase()), [Phase::Replaced, Phase::Suspended]);
+                let weak = Arc::downgrade(&before);
+                drop(before);
+                assert_eq!(weak.strong_count(), 0, "nothing else has it");
+                assert_eq!(reduce(comm), result(Status::InvalidUsage));
+                assert_eq!(ncclCommResume(comm), SUCCESS, "{}", text(comm));
+                assert_eq!(reduce(comm), SUCCESS, "{}", text(comm));
+            }
             assert_eq!(crate::memory::ncclCommDeregister(comm, registered), SUCCESS, "{}", text(comm));
+        });
+    }
+
+    #[test]
+    fn what_is_suspended_can_be_finalized_revoked_and_shrunk_after_a_failure() {
+        two(|comm| {
+            let found = || crate::communicator::find(comm).expect("a communicator");
+            found().suspend_by(true).expect("all suspend it");
+            let mut child = std::ptr::null_mut();
+            let mut shrink = |flags| {
+                let rank = found().group().expect("a group").rank();
+                let mut other = 1 - rank as c_int;
+                // SAFETY: live memory.
+                unsafe {
+                    crate::create::ncclCommShrink(
+                        comm,
+                        &mut other,
+                        1,
+                        &mut child,
+                        std::ptr::null_mut(),
+                        flags,
+                    )
+                }
+            };
+            assert_eq!(shrink(crate::create::NCCL_SHRINK_DEFAULT), result(Status::InvalidUsage));
+            assert_eq!(shrink(crate::create::NCCL_SHRINK_ABORT), SUCCESS, "{}", text(comm));
+            assert_eq!(crate::end::ncclCommDestroy(child), SUCCESS);
+            assert_eq!(crate::end::ncclCommRevoke(comm, 0), SUCCESS, "{}", text(comm));
+            assert_eq!(ncclCommResume(comm), result(Status::InvalidUsage));
+        });
+        two(|comm| {
+            let before = crate::communicator::find(comm).expect("a communicator");
+            before.suspend_by(true).expect("all suspend it");
+            assert_eq!(crate::end::ncclCommFinalize(comm), SUCCESS, "{}", text(comm));
+        });
+    }
+
+    #[test]
+    fn calls_of_a_group_come_before_its_suspensions() {
+        two(|comm| {
+            let (from, mut to) = ([3u8], [0u8]);
+            assert_eq!(crate::group::ncclGroupStart(), SUCCESS);
+            // SAFETY: live memory until the group ends.
+            let called = unsafe {
+                ncclAllReduce(
+                    from.as_ptr().cast(),
+                    to.as_mut_ptr().cast(),
+                    1,
+                    1,
+                    0,
+                    comm,
+                    std::ptr::null_mut(),
+                )
+            };
+            assert_eq!((called, ncclCommSuspend(comm, NCCL_SUSPEND_MEM)), (SUCCESS, SUCCESS));
+            assert_eq!(crate::group::ncclGroupEnd(), SUCCESS, "{}", text(comm));
+            assert_eq!(to, [6]);
+            assert_eq!(reduce(comm), result(Status::InvalidUsage));
+        });
+    }
+
+    #[test]
+    fn children_that_are_being_made_keep_all_ranks_from_suspending() {
+        two(|comm| {
+            let communicator = crate::communicator::find(comm).expect("a communicator");
+            let child = Communicator::new(communicator.place, Config::unset(), Vec::new());
+            let rank = communicator.group().expect("a group").rank();
+            let making = (rank == 0).then(|| Making::of(&communicator, &child));
+            let status = if rank == 0 { Status::InvalidUsage } else { Status::PeerFailed };
+            assert_eq!(ncclCommSuspend(comm, NCCL_SUSPEND_MEM), result(status), "{}", text(comm));
+            let part = if rank == 0 { "children of the communicator" } else { "rank 0" };
+            assert!(text(comm).contains(part), "{}", text(comm));
+            drop(making);
+            assert_eq!(ncclCommSuspend(comm, NCCL_SUSPEND_MEM), SUCCESS, "{}", text(comm));
         });
     }
 
@@ -221,7 +339,7 @@ mod tests {
         two(|comm| {
             let communicator = crate::communicator::find(comm).expect("a communicator");
             let context = communicator.group().expect("a group");
-            let child = context.begin_successor(context.rank() == 0).expect("both have come");
+            let child = context.begin_successor(Ok(context.rank() == 0)).expect("both have come");
             assert!(child.is_none());
         });
     }
@@ -246,17 +364,13 @@ mod tests {
             if rank == Ok(1) {
                 // It never comes, and hears of the other's end.
                 let communicator = crate::communicator::find(comm).expect("a communicator");
-                while communicator.failure().is_none() {
-                    std::thread::yield_now();
-                }
+                until(|| communicator.failure().is_some());
                 return;
             }
             let sent = Sent(comm);
             let aborts = std::thread::spawn(move || {
                 let Sent(comm) = { sent };
-                while !crate::communicator::find(comm).is_ok_and(|found| found.is_setting_up()) {
-                    std::thread::yield_now();
-                }
+                until(|| crate::communicator::find(comm).is_ok_and(|found| found.is_setting_up()));
                 assert_eq!(crate::end::ncclCommAbort(comm), SUCCESS);
             });
             assert_eq!(ncclCommSuspend(comm, NCCL_SUSPEND_MEM), result(Status::Aborted));

@@ -8,26 +8,44 @@ use std::sync::Arc;
 use super::{Child, Context, Place};
 use crate::communicator::limits::Limits;
 use crate::engine::device::{DeviceExchange, HeldMemory, Way};
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::signature::Making;
+
+/// What a rank says that cannot do its part.
+const FAILED: u64 = 2;
 
 impl Context {
     /// Collective: a context of the same ranks that is to take the place of this one, which they drop when they have met; `None`, on all of
-    /// them, unless every one is `willing`.
-    pub fn begin_successor(&self, willing: bool) -> Result<Option<Child>> {
+    /// them, unless every one is `willing`. An error if a rank comes with one.
+    ///
+    /// Children of listed ranks ([`Context::regroup`]) are the same whichever of the two they are made of.
+    pub fn begin_successor(&self, willing: Result<bool>) -> Result<Option<Child>> {
         let limits = Limits::begin(self.timeout());
         let ranks = (0..self.size()).collect();
-        let child = || self.child(Making::Suspend, "~", self.name().to_owned(), ranks);
-        let Place::Group(group) = &self.0.place else {
-            return self.failure().map_or(Ok(willing.then(child)), Err);
+        let child = || {
+            let child = self.child(Making::Suspend, "~", self.name().to_owned(), ranks);
+            Child { doubted: true, succeeds: true, ..child }
         };
-        let all = self.exchange(group, [willing.into(), 0], limits.come, Making::Suspend)?;
-        let agreed = all.iter().all(|[willing, _]| *willing == 1);
+        let Place::Group(group) = &self.0.place else {
+            return self.failure().map_or_else(|| willing.map(|willing| willing.then(child)), Err);
+        };
+        let mine = willing.as_ref().map_or(FAILED, |&willing| willing.into());
+        let all = self.exchange(group, [mine], limits.come, Making::Suspend)?;
+        willing?;
+        if let Some(rank) = all.iter().position(|&[other]| other == FAILED) {
+            fail!(
+                PeerFailed,
+                "{} could not suspend '{}', so no rank does: its error tells why",
+                group.describe_rank(rank as u32),
+                self.name()
+            );
+        }
+        let agreed = all.iter().all(|&[other]| other == 1);
         Ok(agreed.then(|| Child { limits: limits.have_come(), ..child() }))
     }
 
-    /// Whether something of the program refers to the memory that the GPUs exchange in: a call in a graph, or a window. It stays where it is
-    /// as long as this context lives.
+    /// Whether something of the program refers to the memory that the GPUs exchange in: a call that was captured, or a window. It stays where
+    /// it is as long as this context lives.
     pub fn is_referred_to(&self) -> bool {
         self.exchange_of_devices().is_some_and(|exchange| exchange.is_referred_to())
     }
@@ -40,5 +58,58 @@ impl Context {
     fn exchange_of_devices(&self) -> Option<&Arc<DeviceExchange>> {
         let Place::Group(group) = &self.0.place else { return None };
         group.devices().and_then(Way::exchange)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use crate::communicator::context::Context;
+    use crate::communicator::context::tests::pair;
+    use crate::error::{Error, Result, Status};
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// What `each` of two ranks does, by rank.
+    fn two<T: Send + 'static>(each: fn(Context) -> T) -> [T; 2] {
+        let ranks = pair([PATIENCE; 2]).map(|context| thread::spawn(move || each(context)));
+        ranks.map(|rank| rank.join().expect("no panic"))
+    }
+
+    fn successor(context: &Context) -> Context {
+        let child = context.begin_successor(Ok(true)).expect("both come");
+        child.expect("both are willing").meet().expect("they meet")
+    }
+
+    /// One may have failed in the last moment.
+    #[test]
+    fn ranks_go_on_together_though_one_has_the_successor_and_one_the_context_before() {
+        two(|context| {
+            let before = context.regroup("all", &[0, 1]).expect("a child");
+            let next = successor(&context);
+            let of = if context.rank() == 0 { &next } else { &context };
+            let children = ["all", "others", "all"].map(|name| of.regroup(name, &[0, 1]).expect("a child"));
+            let mut ids: Vec<u64> =
+                children.iter().map(Context::id).chain([before.id(), next.id()]).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            assert_eq!(ids.len(), 5, "none of them is another");
+        });
+    }
+
+    #[test]
+    fn all_hear_of_a_rank_that_comes_with_an_error() {
+        let [first, second] = two(|context| -> Result<bool> {
+            let willing = match context.rank() {
+                0 => Err(Error::new(Status::Timeout, "a message is late")),
+                _ => Ok(true),
+            };
+            context.begin_successor(willing).map(|child| child.is_some())
+        });
+        assert_eq!(first.expect_err("its own").text(), "a message is late");
+        let error = second.expect_err("the other's");
+        assert!(error.text().contains("rank 0") && error.text().contains("so no rank does"), "{error}");
     }
 }

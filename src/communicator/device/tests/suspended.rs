@@ -4,7 +4,7 @@ use super::*;
 
 /// The context that takes this one's place.
 fn successor(context: &Context, willing: bool) -> Option<Context> {
-    let child = context.begin_successor(willing).expect("all have come");
+    let child = context.begin_successor(Ok(willing)).expect("all have come");
     child.map(|child| child.meet().expect("they meet"))
 }
 
