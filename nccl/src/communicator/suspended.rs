@@ -142,6 +142,7 @@ impl Communicator {
 #[cfg(test)]
 mod tests {
     use std::ffi::{CStr, c_int};
+    use std::sync::Barrier;
 
     use unisono::communicator::{Context, Options, Rendezvous};
     use unisono::rendezvous::hash::HashStore;
@@ -163,8 +164,10 @@ mod tests {
     /// Runs `each` in a thread for each of two ranks in host memory.
     fn two(each: fn(ncclComm_t)) {
         let store = Arc::new(HashStore::new());
+        // An abort ends what another rank has not quite come to the end of.
+        let met = Arc::new(Barrier::new(2));
         let ranks = [0, 1].map(|rank| {
-            let store = store.clone();
+            let (store, met) = (store.clone(), met.clone());
             std::thread::spawn(move || {
                 let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
                 let handle = communicator.give_handle();
@@ -181,6 +184,7 @@ mod tests {
                 communicator.meet(|_| Context::create(options).map(Some));
                 communicator.wait().expect("they have met");
                 drop(communicator);
+                met.wait();
                 each(handle);
                 COMMUNICATORS.take(handle);
             })
@@ -262,9 +266,12 @@ mod tests {
 
     #[test]
     fn what_is_suspended_can_be_finalized_revoked_and_shrunk_after_a_failure() {
+        // As above.
+        static BOTH: Barrier = Barrier::new(2);
         two(|comm| {
             let found = || crate::communicator::find(comm).expect("a communicator");
             found().suspend_by(true).expect("all suspend it");
+            BOTH.wait();
             let mut child = std::ptr::null_mut();
             let mut shrink = |flags| {
                 let rank = found().group().expect("a group").rank();
