@@ -1,8 +1,9 @@
 /* What calls of a library with NCCL's ABI cost a processor: calls LIBRARY [OPERATION [CALLS [GROUPS]]].
  *
- * Two ranks are two threads of this process, on the two GPUs of driver.c. Each group has 4 to 64 calls of one operation (or
- * CALLS, to profile), or there is one call without a group, in place, of 32 bytes to 512 KiB. The figures are processor time of a thread in microseconds for a group,
- * the least of 7 rounds of 2000 calls and more, or of GROUPS groups. */
+ * Two ranks are two threads of this process, on the two GPUs of driver.c. There is one call of an operation without a group, and
+ * groups of 4, 16 and 64 (or CALLS, to profile), in place, of 32 bytes to 512 KiB; a send and a receive are a group in any case. The
+ * figures are processor time of a thread in microseconds for the call or the group, the least of 7 rounds of 2000 calls and more, or
+ * of GROUPS groups. */
 
 #include <dlfcn.h>
 #include <pthread.h>
