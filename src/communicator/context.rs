@@ -1,5 +1,6 @@
-//! Contexts: creation, children, failure.
+//! Contexts: creation, failure, and what ranks exchange to make others.
 
+mod child;
 mod successor;
 
 use std::collections::HashMap;
@@ -16,17 +17,17 @@ use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
-use crate::engine::endpoint::lock;
 use crate::engine::executor::{Plan, Run};
 use crate::engine::group::Group;
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 use crate::rendezvous::join;
-use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
 use crate::signature::{Making, Signature};
 use crate::transport::service::Parting;
+
+pub use child::Child;
 
 /// One rank's membership in a group: a communicator. Cheap to clone; all methods from any thread.
 #[derive(Clone)]
@@ -254,112 +255,6 @@ impl Context {
         self.0.max_blocks.load(Ordering::Relaxed)
     }
 
-    /// Collective over this group: a child group for each colour, ranks ordered by key, then by rank here.
-    /// `None`: this rank takes part in no child.
-    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Context>> {
-        self.begin_split(color, key)?.map(Child::meet).transpose()
-    }
-
-    /// The first half of [`Context::split`]: what all ranks of this group do, in the same order if they split it several
-    /// times. The members of the child have yet to meet.
-    pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
-        self.begin_split_within(Limits::begin(self.timeout()), color, key)
-    }
-
-    fn begin_split_within(&self, limits: Limits, color: Option<u32>, key: i64) -> Result<Option<Child>> {
-        let child = |color: u32, ranks| {
-            self.child(Making::Part, &format!("/{color}"), format!("{}/{color}", self.name()), ranks)
-        };
-        let Place::Group(group) = &self.0.place else {
-            return self.failure().map_or(Ok(color.map(|color| child(color, vec![0]))), Err);
-        };
-        // Colour (with one bit for "none") and key of each rank.
-        let mine = [color.map_or(u64::MAX, u64::from), key as u64];
-        let all = self.exchange(group, mine, limits.come, Making::Split)?;
-        let Some(color) = color else { return Ok(None) };
-        let mut ranks: Vec<[u64; 2]> = all
-            .iter()
-            .zip(0..)
-            .filter(|([other, _], _)| *other == u64::from(color))
-            // Keys less than 0 come first.
-            .map(|([_, key], rank)| [key ^ 1 << 63, rank])
-            .collect();
-        ranks.sort_unstable();
-        let ranks = ranks.into_iter().map(|[_, rank]| rank as u32).collect();
-        Ok(Some(Child { doubted: true, limits: limits.have_come(), ..child(color, ranks) }))
-    }
-
-    /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
-    /// `NotMember` and names rank and group. If this group has failed it is refused, and members that do not know of that yet are told.
-    pub fn group(&self, name: &str, ranks: &[u32]) -> Result<Context> {
-        Child { tied: true, ..self.begin_regroup(name, ranks)? }.meet_if_sound()
-    }
-
-    /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
-    /// others.
-    pub fn regroup(&self, name: &str, ranks: &[u32]) -> Result<Context> {
-        self.begin_regroup(name, ranks)?.meet()
-    }
-
-    /// The first half of [`Context::regroup`], in the same order on all members, as [`Context::begin_split`]. Waits for nobody.
-    pub fn begin_regroup(&self, name: &str, ranks: &[u32]) -> Result<Child> {
-        let size = self.size();
-        if ranks.is_empty() {
-            fail!(InvalidArgument, "group '{name}' has no ranks");
-        }
-        for (index, &rank) in ranks.iter().enumerate() {
-            if rank >= size {
-                fail!(
-                    InvalidArgument,
-                    "rank {rank} of group '{name}' is out of range: '{}' has {size}",
-                    self.name()
-                );
-            }
-            if ranks[..index].contains(&rank) {
-                fail!(InvalidArgument, "rank {rank} is twice in group '{name}'");
-            }
-        }
-        if !ranks.contains(&self.rank()) {
-            fail!(NotMember, "rank {} of '{}' is not a member of group '{name}'", self.rank(), self.name());
-        }
-        Ok(Child { tied: false, ..self.child(Making::Group, name, name.to_string(), ranks.to_vec()) })
-    }
-
-    /// Collective: the same ranks, independent operations.
-    pub fn duplicate(&self) -> Result<Context> {
-        let ranks = (0..self.size()).collect();
-        self.child(Making::Duplicate, "+", format!("{}+", self.name()), ranks).meet_if_sound()
-    }
-
-    /// What tells it from the other children of this group: `name`, the members, and how many there have been of these.
-    fn child(&self, making: Making, name: &str, label: String, ranks: Vec<u32>) -> Child {
-        let mut children = lock(&self.0.line.children);
-        let count = children.entry((name.to_string(), ranks.clone())).or_insert(0);
-        *count += 1;
-        Child {
-            parent: self.clone(),
-            making,
-            name: name.to_string(),
-            label,
-            ranks,
-            count: *count,
-            limits: Limits::begin(self.timeout()),
-            tied: true,
-            doubted: false,
-            succeeds: false,
-        }
-    }
-
-    /// Sets up what the members of a new group have to set up together.
-    fn settled(self, limits: Limits, making: Making) -> Result<Context> {
-        if let Place::Group(group) = &self.0.place {
-            let exchange = |mine, until| self.exchange(group, mine, until, making);
-            let shared = group.share_memory(limits.come, limits.settled, exchange);
-            shared.map_err(|error| limits.tell(self.name(), error))?;
-        }
-        Ok(self)
-    }
-
     /// Has whoever waits for messages here look again.
     pub(super) fn wake(&self) {
         if let Place::Group(group) = self.place() {
@@ -453,111 +348,6 @@ impl Context {
     }
 }
 
-/// A child group that is agreed on: this rank is a member.
-pub struct Child {
-    parent: Context,
-    /// By what call.
-    making: Making,
-    name: String,
-    label: String,
-    /// Of the parent, in the child's order.
-    ranks: Vec<u32>,
-    /// How many of the same name and members there have been, with this one.
-    count: u32,
-    /// Since it was begun.
-    limits: Limits,
-    /// Whether it is not made if the parent fails.
-    tied: bool,
-    /// Whether others may not know that they are members: the parent may have failed before they were told.
-    doubted: bool,
-    /// Whether it takes the parent's place.
-    succeeds: bool,
-}
-
-impl Child {
-    /// With a name for errors and logs that need not be the other ranks'.
-    pub fn labelled(self, label: String) -> Child {
-        Child { label, ..self }
-    }
-
-    /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`], which has what the first has left of the
-    /// deadline.
-    pub fn meet(self) -> Result<Context> {
-        self.meet_unless(&Recall::default())
-    }
-
-    /// [`Child::meet`], unless `recall` calls it off.
-    pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
-        let group = self.group();
-        let Child { parent, label, tied, doubted, succeeds, limits, making, .. } = self;
-        let timeout = parent.timeout();
-        let (Place::Group(over), Some(group)) = (&parent.0.place, group) else {
-            return Ok(Context::new(label, timeout, Place::Solo, None));
-        };
-        let _making = tied.then(|| over.make(&group));
-        let (place, store) = (Place::Group(group), parent.0._store.clone());
-        let line = if succeeds { parent.0.line.clone() } else { Line::of(&place) };
-        let child = Context::of_line(label, timeout, place, store, line);
-        child.limit_blocks(parent.max_blocks());
-        recall.enter(&child);
-        let child = child.settled(limits, making)?;
-        if let (true, Place::Group(group)) = (doubted, child.place())
-            && group.direct().is_none()
-        {
-            let met = child.exchange(group, [0, 0], limits.settled, making);
-            met.inspect_err(|error| group.fail_here(error))
-                .map_err(|error| limits.tell(child.name(), error))?;
-        }
-        Ok(child)
-    }
-
-    /// [`Child::meet_unless`], and then [`Context::begin_split`] of that group, which is for nothing else: both have one deadline.
-    pub fn meet_and_split_unless(
-        self,
-        recall: &Recall,
-        color: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Child>> {
-        let limits = self.limits.have_come();
-        let all = self.meet_unless(recall)?;
-        let name = color.map_or(all.name().to_owned(), |color| format!("{}/{color}", all.name()));
-        all.begin_split_within(limits, color, key).map_err(|error| limits.tell(&name, error))
-    }
-
-    /// As [`Child::meet`], unless the parent has failed. The others may not have heard of that yet, and wait for this rank: they hear of
-    /// it as the child's failure.
-    fn meet_if_sound(self) -> Result<Context> {
-        let Some(error) = self.parent.failure() else { return self.meet() };
-        let error = error.context(format!("group '{}' has failed before", self.parent.name()));
-        if let Some(group) = self.group() {
-            group.fail_here(&error);
-        }
-        Err(error)
-    }
-
-    /// This rank's end of the group, unless it is alone in it.
-    fn group(&self) -> Option<Arc<Group>> {
-        let Child { parent, name, label, ranks, count, .. } = self;
-        let Place::Group(parent) = &parent.0.place else { return None };
-        if ranks.len() == 1 {
-            return None;
-        }
-        let members: Arc<[u32]> = ranks.iter().map(|&rank| parent.members()[rank as usize]).collect();
-        // PROOF: whoever makes a child has checked that this rank is among them.
-        let own = ranks.iter().position(|&rank| rank == parent.rank()).unwrap_or(0) as u32;
-        let id = child_id(self.parent.0.line.id, name, &members, *count);
-        Some(Group::new(parent.endpoint().clone(), id, label.clone(), own, members, parent.timeout()))
-    }
-}
-
-/// The same number on all members, and (with the certainty of a 64-bit digest) on no other group.
-fn child_id(parent: u64, name: &str, members: &[u32], count: u32) -> u64 {
-    let members: Vec<u8> = members.iter().flat_map(|member| member.to_le_bytes()).collect();
-    let key = SecretKey::from_text("unisono group");
-    let digest = key.tag(&[&parent.to_le_bytes(), name.as_bytes(), &members, &count.to_le_bytes()]);
-    u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
-}
-
 /// The default deadline of a context.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -568,7 +358,7 @@ pub(super) mod tests {
     use super::*;
     use crate::rendezvous::hash::HashStore;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
     fn options(rank: u32, store: &Arc<dyn Store>, timeout: Duration) -> Options {
         Options {
@@ -615,11 +405,15 @@ pub(super) mod tests {
         }
     }
 
-    const TIMEOUT: Duration = Duration::from_secs(4);
+    pub(super) const TIMEOUT: Duration = Duration::from_secs(4);
     const LATE: Duration = Duration::from_millis(3500);
 
     /// Rank 0 makes a group with rank 1, which comes late and does not go on: that has the timeout together.
-    fn times_out(name: &str, make: impl FnOnce() -> Result<Context> + Send, come: impl FnOnce() -> Held) {
+    pub(super) fn times_out(
+        name: &str,
+        make: impl FnOnce() -> Result<Context> + Send,
+        come: impl FnOnce() -> Held,
+    ) {
         let began = Instant::now();
         std::thread::scope(|scope| {
             let makes = scope.spawn(make);
@@ -638,7 +432,7 @@ pub(super) mod tests {
     }
 
     /// Holds what rank 1 has come with.
-    struct Held(#[expect(dead_code, reason = "held")] Box<dyn std::any::Any>);
+    pub(super) struct Held(#[expect(dead_code, reason = "held")] pub Box<dyn std::any::Any>);
 
     #[test]
     fn all_steps_of_a_creation_have_one_timeout() {
@@ -656,130 +450,5 @@ pub(super) mod tests {
                 Held(Box::new(bootstrap::meet(meeting).expect("the ranks meet")))
             },
         );
-    }
-
-    #[test]
-    fn all_steps_of_a_split_have_one_timeout() {
-        let [first, second] = pair([TIMEOUT; 2]);
-        times_out(
-            "default/0",
-            || first.split(Some(0), 0).map(|child| child.expect("a colour")),
-            || Held(Box::new(second.begin_split(Some(0), 0).expect("the ranks split"))),
-        );
-    }
-
-    #[test]
-    fn a_group_that_meets_to_be_split_has_one_timeout_for_both() {
-        let [first, second] = pair([TIMEOUT; 2]);
-        times_out(
-            "all/0",
-            || {
-                let all = first.begin_regroup("all", &[0, 1])?;
-                let child = all.meet_and_split_unless(&Recall::default(), Some(0), 0)?;
-                child.expect("a colour").meet()
-            },
-            || Held(Box::new(second.regroup("all", &[0, 1]).expect("the ranks meet"))),
-        );
-    }
-
-    #[test]
-    fn all_steps_of_a_duplicate_have_one_timeout() {
-        let [first, second] = pair([TIMEOUT; 2]);
-        times_out(
-            "default+",
-            || first.duplicate(),
-            || {
-                let child = second.child(Making::Duplicate, "+", "default+".into(), vec![0, 1]);
-                let group = child.group().expect("two ranks");
-                let context = Context::new(child.label, PATIENCE, Place::Group(group.clone()), None);
-                // As if this rank had a board, and its turn in the next step.
-                let soon = Deadline::after(PATIENCE);
-                context.exchange(&group, [0, 0], soon, Making::Duplicate).expect("the other has come");
-                Held(Box::new((context, group)))
-            },
-        );
-    }
-
-    /// Rank 0 splits while rank 1 duplicates: who gives up first is told what the other does.
-    #[test]
-    fn who_makes_another_group_is_told_by_what_call_and_which() {
-        let texts = [
-            [
-                "split of 'default' (rank 0 of 2",
-                "in 'default+' its last call is duplicate(), still running, waiting for rank 0",
-                "Look at rank 1",
-            ],
-            [
-                "setting up 'default+' (rank 1 of 2",
-                "in 'default' its last call is split(), still running, waiting for rank 1",
-                "Look at rank 0",
-            ],
-        ];
-        for (hasty, parts) in texts.into_iter().enumerate() {
-            let mut timeouts = [PATIENCE; 2];
-            timeouts[hasty] = Duration::from_secs(1);
-            let [first, second] = pair(timeouts);
-            let errors = std::thread::scope(|scope| {
-                let split = scope.spawn(|| first.split(Some(0), 0).map(drop).expect_err("rank 1 does not"));
-                let duplicate = scope.spawn(|| second.duplicate().map(drop).expect_err("rank 0 does not"));
-                if hasty == 1 {
-                    let told = duplicate.join().expect("no panic");
-                    first.abort();
-                    return [split.join().expect("no panic"), told];
-                }
-                [split, duplicate].map(|rank| rank.join().expect("no panic"))
-            });
-            assert_eq!(errors[hasty].status(), Status::Timeout, "{}", errors[hasty]);
-            for part in parts {
-                assert!(errors[hasty].text().contains(part), "no '{part}' in: {}", errors[hasty]);
-            }
-        }
-    }
-
-    #[test]
-    fn ranks_that_make_one_group_by_different_calls_are_told_which() {
-        let [first, second] = pair([PATIENCE; 2]);
-        let errors = std::thread::scope(|scope| {
-            let duplicate = scope.spawn(|| first.duplicate().map(drop));
-            let group = scope.spawn(|| second.group("+", &[0, 1]).map(drop));
-            [duplicate, group].map(|rank| rank.join().expect("no panic").expect_err("they differ"))
-        });
-        for error in errors {
-            assert_eq!(error.status(), Status::Mismatch, "{error}");
-            assert!(["duplicate()", "group()"].iter().all(|call| error.text().contains(call)), "{error}");
-        }
-    }
-
-    /// One has come to make a child when the other aborts, and is refused its own part in that.
-    #[test]
-    fn who_is_refused_a_child_of_a_group_that_has_failed_keeps_nobody_waiting_for_it() {
-        type Deed = fn(&Context) -> Result<Context>;
-        let deeds: [(&str, Deed); 2] =
-            [("pair", |context| context.group("pair", &[0, 1])), ("+", Context::duplicate)];
-        for (name, deed) in deeds {
-            let [first, second] = pair([PATIENCE; 2]);
-            std::thread::scope(|scope| {
-                let waits = scope.spawn(|| deed(&second));
-                while lock(&second.0.line.children).is_empty() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                // By then it waits for the other; if not, the test finds less.
-                std::thread::sleep(Duration::from_millis(50));
-                let since = Instant::now();
-                first.abort();
-                let refused = deed(&first).err().expect("its group has failed");
-                assert!(refused.text().contains("has failed before"), "{refused}");
-                let told = waits.join().expect("no panic").err().expect("the other does not come");
-                assert_eq!(told.status(), Status::Aborted, "{told}");
-                assert!(since.elapsed() < PATIENCE / 2, "{told}");
-            });
-            // Both have called it as often as each other: they find each other again.
-            std::thread::scope(|scope| {
-                let ranks = [&first, &second].map(|context| scope.spawn(|| context.regroup(name, &[0, 1])));
-                for rank in ranks {
-                    rank.join().expect("no panic").expect("a group that goes on");
-                }
-            });
-        }
     }
 }

@@ -22,10 +22,7 @@ impl Context {
     pub fn begin_successor(&self, willing: Result<bool>) -> Result<Option<Child>> {
         let limits = Limits::begin(self.timeout());
         let ranks = (0..self.size()).collect();
-        let child = || {
-            let child = self.child(Making::Suspend, "~", self.name().to_owned(), ranks);
-            Child { doubted: true, succeeds: true, ..child }
-        };
+        let child = || self.child(Making::Suspend, "~", self.name().to_owned(), ranks).succeeding();
         let Place::Group(group) = &self.0.place else {
             return self.failure().map_or_else(|| willing.map(|willing| willing.then(child)), Err);
         };
@@ -41,7 +38,7 @@ impl Context {
             );
         }
         let agreed = all.iter().all(|&[other]| other == 1);
-        Ok(agreed.then(|| Child { limits: limits.have_come(), ..child() }))
+        Ok(agreed.then(|| child().agreed(limits)))
     }
 
     /// Whether something of the program refers to the memory that the GPUs exchange in: a call that was captured, or a window. It stays where
