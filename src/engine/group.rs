@@ -590,13 +590,13 @@ impl Group {
 
     /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from
     /// every member by a deadline; every member calls this at the same point, to which they `come` by the first deadline, and the rest
-    /// is done by the second. A failure is everybody's: the others may wait for this rank.
+    /// is done by the second. Whether they have exchanged anything. A failure is everybody's: the others may wait for this rank.
     pub fn share_memory(
         &self,
         come: Deadline,
         settled: Deadline,
         exchange: impl Fn([u64; 2], Deadline) -> Result<Vec<[u64; 2]>>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         self.find_memory(come, settled, exchange).inspect_err(|error| self.fail_here(error))
     }
 
@@ -605,10 +605,10 @@ impl Group {
         come: Deadline,
         settled: Deadline,
         exchange: impl Fn([u64; 2], Deadline) -> Result<Vec<[u64; 2]>>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let local = self.members.iter().all(|&peer| self.endpoint.is_local(peer));
         if !local || self.members.len() < 2 || self.members.len() > MAX_MEMBERS {
-            return Ok(());
+            return Ok(false);
         }
         self.endpoint.retired().sweep();
         let segment = self.endpoint.registration().segment();
@@ -616,13 +616,13 @@ impl Group {
         let offset = board.as_ref().map_or(u64::MAX, |board| board.offset() as u64);
         let offsets: Vec<u64> = exchange([offset, 0], come)?.into_iter().map(|[offset, _]| offset).collect();
         if offsets.contains(&u64::MAX) {
-            return Ok(());
+            return Ok(true);
         }
         // PROOF: this rank's offset is among them, so it has a board.
-        let Some(mut board) = board else { return Ok(()) };
+        let Some(mut board) = board else { return Ok(true) };
         let (peers, pulls) = match self.reach_memory(settled, |mine| exchange(mine, settled)) {
             Ok(Some(reached)) => reached,
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok(true),
             Err(error) => {
                 // Others may have agreed with this rank, and say goodbye to its board some day.
                 board.retire();
@@ -633,7 +633,7 @@ impl Group {
         let direct = Direct::new(self.rank as usize, board, retired, peers, &offsets, pulls)?;
         log::debug!("group '{}' exchanges through shared memory, pulls: {pulls}", self.name);
         let _ = self.direct.set(Arc::new(direct));
-        Ok(())
+        Ok(true)
     }
 
     /// [`Endpoint::open_links`]; a member that does not link is told by its rank here, too.

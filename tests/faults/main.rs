@@ -1,6 +1,7 @@
 //! What happens when something goes wrong: processes that die, stop, exit or fork, calls that differ, strangers, no
-//! descriptors, ranks that cannot meet. And what waiting and being there costs.
+//! descriptors, ranks that cannot meet, children that lose a member. And what waiting and being there costs.
 
+mod children;
 mod costs;
 mod deaths;
 mod differences;
@@ -32,6 +33,8 @@ fn rank() {
         ("exit in a callback", leaving::exits_in_a_callback),
         ("end together", leaving::end_together),
         ("exit slowly", leaving::exits_slowly),
+        ("abort a child", children::abort_a_child),
+        ("die in a child", children::die_in_a_child),
         ("die in the meeting", meetings::die),
         ("never come", meetings::never_come),
         ("come last and fail", meetings::come_last_and_fail),

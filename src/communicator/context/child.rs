@@ -103,17 +103,24 @@ impl Context {
             count: *count,
             limits: Limits::begin(self.timeout()),
             tied: true,
-            doubted: false,
             succeeds: false,
         }
     }
 
-    /// Sets up what the members of a new group have to set up together.
+    /// Sets up what the members of a new group have to set up together. A child's members exchange words whether they share memory or not:
+    /// so links join them, by which each hears what ends another, and all know that they are members, though the parent may have failed
+    /// before some were told.
     pub(super) fn settled(self, limits: Limits, making: Making) -> Result<Context> {
         if let Place::Group(group) = &self.0.place {
             let exchange = |mine, until| self.exchange(group, mine, until, making);
-            let shared = group.share_memory(limits.come, limits.settled, exchange);
-            shared.map_err(|error| limits.tell(self.name(), error))?;
+            let met = group.share_memory(limits.come, limits.settled, exchange).and_then(|exchanged| {
+                // Ranks that are created have met already.
+                if exchanged || making == Making::Create {
+                    return Ok(());
+                }
+                exchange([0, 0], limits.come).map(drop).inspect_err(|error| group.fail_here(error))
+            });
+            met.map_err(|error| limits.tell(self.name(), error))?;
         }
         Ok(self)
     }
@@ -134,8 +141,6 @@ pub struct Child {
     limits: Limits,
     /// Whether it is not made if the parent fails.
     tied: bool,
-    /// Whether others may not know that they are members: the parent may have failed before they were told.
-    doubted: bool,
     /// Whether it takes the parent's place.
     succeeds: bool,
 }
@@ -148,7 +153,7 @@ impl Child {
 
     /// All ranks of the parent have agreed on it within `limits`.
     pub(super) fn agreed(self, limits: Limits) -> Child {
-        Child { doubted: true, limits: limits.have_come(), ..self }
+        Child { limits: limits.have_come(), ..self }
     }
 
     /// It takes the parent's place.
@@ -165,7 +170,7 @@ impl Child {
     /// [`Child::meet`], unless `recall` calls it off.
     pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
-        let Child { parent, label, tied, doubted, succeeds, limits, making, .. } = self;
+        let Child { parent, label, tied, succeeds, limits, making, .. } = self;
         let timeout = parent.timeout();
         let (Place::Group(over), Some(group)) = (&parent.0.place, group) else {
             return Ok(Context::new(label, timeout, Place::Solo, None));
@@ -176,15 +181,7 @@ impl Child {
         let child = Context::of_line(label, timeout, place, store, line);
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
-        let child = child.settled(limits, making)?;
-        if let (true, Place::Group(group)) = (doubted, child.place())
-            && group.direct().is_none()
-        {
-            let met = child.exchange(group, [0, 0], limits.settled, making);
-            met.inspect_err(|error| group.fail_here(error))
-                .map_err(|error| limits.tell(child.name(), error))?;
-        }
-        Ok(child)
+        child.settled(limits, making)
     }
 
     /// [`Child::meet_unless`], and then [`Context::begin_split`] of that group, which is for nothing else: both have one deadline.
