@@ -1,8 +1,8 @@
 //! Makes an endpoint out of a store: publish, find a few neighbours, learn everybody's address over links.
 //!
 //! Each rank writes its own address to the store and reads those of at most log₂ n others; the whole table then goes
-//! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh. A rank that cannot join leaves a
-//! notice in the store, for those who wait.
+//! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh. A rank that cannot join, or finds that
+//! another has died, leaves a notice in the store, for those who wait.
 
 mod notice;
 
@@ -81,9 +81,13 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     })();
     joined.map_err(|error| {
         let error = notice.leave(error);
-        if endpoint.is_none() {
+        match &endpoint {
+            // Those that are linked may have no store any more.
+            Some(endpoint) => endpoint.warn(endpoint.identity().0.job, &notice.cause(&error)),
             // Who waits for this rank's address, in whatever store, need not do so until its deadline.
-            let _ = store.set(&format!("{prefix}/rank/{rank}"), &[], Deadline::after(GRACE));
+            None => {
+                let _ = store.set(&format!("{prefix}/rank/{rank}"), &[], Deadline::after(GRACE));
+            }
         }
         error
     })
@@ -169,7 +173,7 @@ fn share_secret(rank: u32, notice: &Notice<'_>, prefix: &str, deadline: Deadline
         store.set(&key, secret.expose(), deadline)?;
         return Ok(secret);
     }
-    let bytes = notice.get(&key, deadline)?;
+    let bytes = notice.get(&key, None, deadline)?;
     match <[u8; 32]>::try_from(bytes.as_slice()) {
         Ok(bytes) => Ok(SecretKey::new(bytes)),
         Err(_) => fail!(
@@ -185,7 +189,7 @@ fn find(endpoint: &Endpoint, notice: &Notice<'_>, prefix: &str, peer: u32, deadl
     if endpoint.messages().linked(peer) {
         return Ok(());
     }
-    let bytes = notice.get(&format!("{prefix}/rank/{peer}"), deadline)?;
+    let bytes = notice.get(&format!("{prefix}/rank/{peer}"), Some(endpoint), deadline)?;
     if bytes.is_empty() {
         let unknown = || Error::new(Status::PeerFailed, format!("rank {peer} cannot join"));
         return Err(notice.told().unwrap_or_else(unknown));
@@ -232,7 +236,7 @@ fn exchange(
     messages.write_out();
     drop(messages);
     endpoint.settle();
-    let mut look = || {
+    let look = || {
         let mut messages = endpoint.messages();
         let mail = messages.look(mailbox);
         match mail.failed.take() {
@@ -247,7 +251,13 @@ fn exchange(
             None => (mail.done.len() == 2).then_some(Ok(())),
         }
     };
-    let answer = notice.watch(deadline, |until| endpoint.wait(until, Through::Messages, &mut look));
+    let mut look = || match look() {
+        None => notice.is_disturbed(endpoint).then_some(None),
+        answer => Some(answer),
+    };
+    let answer = notice.watch(Some(endpoint), deadline, |until| {
+        endpoint.wait(until, Through::Messages, &mut look).flatten()
+    });
     let result = answer.unwrap_or_else(|| Err(Error::new(Status::Timeout, "")));
     let mut messages = endpoint.messages();
     match result {

@@ -67,8 +67,10 @@ pub struct Endpoint {
     unattended: Unattended,
     attendant: Attendant,
     hauling: Hauling,
-    /// Whether any peer has left or is lost.
-    lost_any: AtomicBool,
+    /// How many peers have left or are lost,
+    departures: AtomicU32,
+    /// and how often one has said that a group has failed that is not here.
+    warnings: AtomicU32,
     crowded: AtomicBool,
     /// Whether each rank of this host has a second processor.
     roomy: AtomicBool,
@@ -118,7 +120,8 @@ impl Endpoint {
             roster: Mutex::default(),
             attendant: Attendant::new(),
             hauling: Hauling::new(),
-            lost_any: AtomicBool::new(false),
+            departures: AtomicU32::new(0),
+            warnings: AtomicU32::new(0),
             crowded: AtomicBool::new(false),
             roomy: AtomicBool::new(false),
             all_haul: AtomicBool::new(false),
@@ -214,7 +217,31 @@ impl Endpoint {
 
     /// Whether any peer has left or is lost, this job long.
     pub fn has_lost_any(&self) -> bool {
-        self.lost_any.load(Ordering::Relaxed)
+        self.departures.load(Ordering::Relaxed) > 0
+    }
+
+    /// Grows with what may end a meeting: peers that leave or die, and what others say of groups that are not here.
+    pub fn disturbances(&self) -> u32 {
+        self.departures.load(Ordering::Acquire).wrapping_add(self.warnings.load(Ordering::Acquire))
+    }
+
+    /// Why a peer is dead, if one is.
+    pub fn death(&self) -> Option<Error> {
+        lock(&self.roster).death()
+    }
+
+    /// What a peer has said of a group that is not here yet: that it has failed.
+    pub fn warning(&self, group: u64) -> Option<Error> {
+        lock(&self.roster).early(group)
+    }
+
+    /// Tells all that are linked that a group has failed which is not here yet.
+    pub fn warn(&self, group: u64, error: &Error) {
+        let message = Control::Failure { group, error: error.clone() }.encode();
+        let peers: Vec<u32> = self.messages().open_peers().to_vec();
+        for peer in peers {
+            self.registration().send_control(peer, &message);
+        }
     }
 
     /// Boards of groups that are gone.

@@ -250,6 +250,10 @@ impl Store for CallbackStore {
     fn describe(&self) -> String {
         self.description.clone()
     }
+
+    fn has_turns(&self) -> bool {
+        false
+    }
 }
 
 impl Drop for CallbackStore {

@@ -128,6 +128,10 @@ impl<K: Send + Sync> Store for Keeping<K> {
     fn file_of(&self, key: &str) -> Option<PathBuf> {
         self.store.file_of(key)
     }
+
+    fn has_turns(&self) -> bool {
+        self.store.has_turns()
+    }
 }
 
 fn join_directory(launch: &Launch, base: &std::path::Path, deadline: Deadline) -> Result<Joined> {

@@ -50,6 +50,10 @@ impl<S: Store> Store for PrefixStore<S> {
     fn file_of(&self, key: &str) -> Option<PathBuf> {
         self.store.file_of(&self.key(key))
     }
+
+    fn has_turns(&self) -> bool {
+        self.store.has_turns()
+    }
 }
 
 #[cfg(test)]

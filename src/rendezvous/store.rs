@@ -38,6 +38,12 @@ pub trait Store: Send + Sync {
     fn file_of(&self, _key: &str) -> Option<PathBuf> {
         None
     }
+
+    /// Whether a `get` that its deadline ends is told from one that failed, by [`Status::Timeout`], and the next is as good: then a long
+    /// wait may be cut into turns. The library's own are so.
+    fn has_turns(&self) -> bool {
+        true
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -63,6 +69,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn file_of(&self, key: &str) -> Option<PathBuf> {
         (**self).file_of(key)
+    }
+
+    fn has_turns(&self) -> bool {
+        (**self).has_turns()
     }
 }
 

@@ -4,10 +4,10 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::support::processes::{Job, Seat, report};
-use crate::support::{PATIENCE, options};
+use crate::support::processes::{Job, Report, Seat, report};
+use crate::support::{PATIENCE, in_time, options};
 use socket2::{Domain, Socket, Type};
 use unisono::communicator::{Context, Options, Rendezvous};
 use unisono::deadline::Deadline;
@@ -106,19 +106,72 @@ pub(crate) fn die(seat: &Seat) {
 
 #[test]
 fn all_are_told_which_rank_has_died_while_they_met() {
-    let mut job = Job::start("die in the meeting", 8, "shm");
-    let folder = format!("unisono-{}-die in the meeting-shm", std::process::id());
-    let store = FileStore::open(std::env::temp_dir().join(folder)).expect("the job's store");
-    for rank in 0..7 {
-        store.get(&format!("default/0/rank/{rank}"), Deadline::after(PATIENCE)).expect("it has come");
+    in_time(|| {
+        let mut job = Job::start("die in the meeting", 8, "shm");
+        let folder = format!("unisono-{}-die in the meeting-shm", std::process::id());
+        let store = FileStore::open(std::env::temp_dir().join(folder)).expect("the job's store");
+        for rank in 0..7 {
+            store.get(&format!("default/0/rank/{rank}"), Deadline::after(PATIENCE)).expect("it has come");
+        }
+        // Those that have come link as far as they can without the last.
+        std::thread::sleep(Duration::from_millis(200));
+        let dead = format!("rank 1 (host {}, pid {})", hostname(), job.pid(1));
+        let killed = Instant::now();
+        job.signal(1, libc::SIGKILL);
+        job.end(1);
+        let are_told = |ranks: &[u32]| {
+            let failed = job.await_all(ranks, "failed");
+            for Report { rank, line, .. } in &failed {
+                assert!(line.starts_with("PeerFailed") && line.contains(&dead), "rank {rank}: {line}");
+            }
+            failed.iter().map(|failed| failed.at - killed).max().unwrap_or_default()
+        };
+        let took = are_told(&[0, 2, 3, 4, 5, 6]);
+        store.set("rank 1 is dead", &[], Deadline::after(PATIENCE)).expect("the last comes");
+        are_told(&[7]);
+        took
+    });
+}
+
+/// Rank 0 serves the id. The last never comes.
+pub(crate) fn serve_an_id(seat: &Seat) {
+    let (store, soon) = (store_of(seat), Deadline::after(PATIENCE));
+    let mut served = None;
+    if seat.rank == 0 {
+        let (id, server) = UniqueId::create(Some("127.0.0.1")).expect("an id");
+        served = Some(server);
+        store.set("id", &id.to_bytes(), soon).expect("the others read it");
     }
-    let dead = format!("rank 1 (host {}, pid {})", hostname(), job.pid(1));
-    job.signal(1, libc::SIGKILL);
-    job.end(1);
-    store.set("rank 1 is dead", &[], Deadline::after(PATIENCE)).expect("the last comes");
-    for failed in job.await_all(&[0, 2, 3, 4, 5, 6, 7], "failed") {
-        let text = &failed.line;
-        assert!(text.starts_with("PeerFailed") && text.contains(&dead), "rank {}: {text}", failed.rank);
+    if seat.rank + 1 == seat.size {
+        std::thread::sleep(PATIENCE);
+        return;
+    }
+    let id = store.get("id", soon).expect("rank 0 has made one").try_into().expect("an id");
+    report("comes");
+    fail(Options { rendezvous: Rendezvous::Id(id), timeout: PATIENCE, ..seat.options("") });
+    drop(served);
+}
+
+#[test]
+fn who_waits_for_a_late_rank_is_told_when_the_process_that_serves_the_id_has_died() {
+    for size in [3, 4, 6] {
+        in_time(|| {
+            let job = Job::start("serve an id", size, "tcp");
+            let come: Vec<u32> = (0..size - 1).collect();
+            job.await_all(&come, "comes");
+            // They link as far as they can without the last.
+            std::thread::sleep(Duration::from_millis(300));
+            let dead = format!("pid {}", job.pid(0));
+            let killed = Instant::now();
+            job.signal(0, libc::SIGKILL);
+            let failed = job.await_all(&come[1..], "failed");
+            for Report { rank, line, .. } in &failed {
+                // Who is linked with rank 0 knows that it is dead, who waits in its store that this is lost.
+                let named = line.contains(&dead) || line.contains("lost the tcp store");
+                assert!(line.starts_with("PeerFailed") && named, "rank {rank} of {size}: {line}");
+            }
+            failed.iter().map(|failed| failed.at - killed).max().unwrap_or_default()
+        });
     }
 }
 

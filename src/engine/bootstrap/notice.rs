@@ -1,11 +1,12 @@
-//! What a rank that cannot join leaves in the store, for those who wait for it.
+//! What a rank that cannot join leaves in the store, for those who wait for it; and how ranks wait while they meet.
 #![forbid(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
 use crate::engine::control::Control;
+use crate::engine::endpoint::Endpoint;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::store::{self, REFUSAL, Store};
 
@@ -13,6 +14,14 @@ use crate::rendezvous::store::{self, REFUSAL, Store};
 const FIRST: Duration = Duration::from_millis(1500);
 const APART: Duration = Duration::from_millis(20);
 const LAST: Duration = Duration::from_secs(16);
+
+/// How often who waits in a store looks whether a rank that it has linked with has died: so often, and more seldom by a millisecond for each
+/// rank.
+const TURN: Duration = Duration::from_millis(250);
+
+/// How long after a store is seen to be lost the meeting has failed, if it has not come to its end: who served it may have met in peace and
+/// gone while the last words are on their way.
+const WITHOUT_STORE: Duration = Duration::from_secs(2);
 
 /// How long a store may take beyond a rank's deadline.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
@@ -23,6 +32,12 @@ pub(super) struct Notice<'a> {
     key: String,
     pause: Cell<Duration>,
     recalled: Option<&'a dyn Fn() -> Option<Error>>,
+    /// How often the endpoint had been disturbed when this rank last looked.
+    disturbances: Cell<u32>,
+    /// What another rank has said that this one fails with.
+    heard: RefCell<Option<Error>>,
+    /// Since when the store is known to be lost.
+    lost: Cell<Option<Instant>>,
 }
 
 impl<'a> Notice<'a> {
@@ -33,7 +48,9 @@ impl<'a> Notice<'a> {
         recalled: Option<&'a dyn Fn() -> Option<Error>>,
     ) -> Notice<'a> {
         let pause = Cell::new(FIRST + (rank % 64) * APART);
-        Notice { store, key: format!("{prefix}/{REFUSAL}"), pause, recalled }
+        let key = format!("{prefix}/{REFUSAL}");
+        let (disturbances, heard, lost) = Default::default();
+        Notice { store, key, pause, recalled, disturbances, heard, lost }
     }
 
     /// Where it is.
@@ -42,24 +59,40 @@ impl<'a> Notice<'a> {
     }
 
     /// Why some rank cannot join, if one says so.
-    fn read(&self) -> Option<Error> {
-        let bytes = self.store.try_get(&self.key, Deadline::after(GRACE)).ok()??;
-        match Control::decode(&bytes) {
+    fn read(&self) -> Result<Option<Error>> {
+        let bytes = self.store.try_get(&self.key, Deadline::after(GRACE))?;
+        Ok(match bytes.as_deref().and_then(Control::decode) {
             Some(Control::Failure { error, .. }) => Some(error),
             _ => None,
-        }
+        })
     }
 
     /// [`Notice::read`], as this rank fails with it.
     pub(super) fn told(&self) -> Option<Error> {
-        self.read().map(of_another)
+        self.read().ok().flatten().map(|error| self.hear(error))
+    }
+
+    /// What another rank has said, as this rank fails with it.
+    fn hear(&self, error: Error) -> Error {
+        let error = of_another(error);
+        self.heard.borrow_mut().get_or_insert(error).clone()
+    }
+
+    /// What to pass on when this rank has failed with `error`: what it has heard, if that is why.
+    pub(super) fn cause(&self, error: &Error) -> Error {
+        self.heard
+            .borrow()
+            .as_ref()
+            .filter(|heard| error.text().contains(heard.text()))
+            .unwrap_or(error)
+            .clone()
     }
 
     /// Why this rank cannot join; the others are told, if nobody has told as much. That another rank has gone, or has not come in
     /// time, may follow from what somebody knows better. Who says just that knows no better than this rank, so both tell; for the
     /// others the first of them stands: what follows from it comes later.
     pub(super) fn leave(&self, error: Error) -> Error {
-        match self.read() {
+        match self.read().ok().flatten() {
             // It is that which this rank was told.
             Some(told) if error.text().contains(told.text()) => error,
             Some(told) if follows(&error) && follows(&told) => {
@@ -75,37 +108,51 @@ impl<'a> Notice<'a> {
         }
     }
 
-    /// Waits for a key of the store, in turns if the meeting may be called off.
-    pub(super) fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+    /// Waits for a key of the store, in turns if something may end that: the meeting may be called off, or a rank die that `endpoint` has
+    /// linked with.
+    pub(super) fn get(&self, key: &str, endpoint: Option<&Endpoint>, deadline: Deadline) -> Result<Vec<u8>> {
         // A store that ends a wait may have heard why.
-        self.wait(key, deadline).map_err(|error| match error.status() {
+        self.wait(key, endpoint, deadline).map_err(|error| match error.status() {
             Status::PeerFailed => self.told().unwrap_or(error),
             _ => error,
         })
     }
 
-    fn wait(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        if self.recalled.is_none() {
+    fn wait(&self, key: &str, endpoint: Option<&Endpoint>, deadline: Deadline) -> Result<Vec<u8>> {
+        if self.recalled.is_none() && (endpoint.is_none() || !self.store.has_turns()) {
             return self.store.get(key, deadline);
         }
         let since = Instant::now();
-        let found = self.watch(deadline, |until| match self.store.get(key, until) {
-            Err(error) if error.status() == Status::Timeout => None,
-            found => Some(found),
+        let turn = endpoint.map(|endpoint| {
+            let ranks = endpoint.identity().0.size;
+            (TURN + Duration::from_millis(ranks.into())).min(LAST)
+        });
+        let found = self.watch(endpoint, deadline, |until| {
+            let until = turn.map_or(until, |turn| until.min(Deadline::after(turn)));
+            match self.store.get(key, until) {
+                Err(error) if error.status() == Status::Timeout => None,
+                found => Some(found),
+            }
         });
         found.unwrap_or_else(|| Err(store::timed_out(self.store, key, since)))
     }
 
-    /// Waits by `wait`, which gives up at a deadline, and looks now and then; `None` at `deadline`. Not for waits of a store that a program
-    /// brings: it may not tell a wait that is over from a failure.
+    /// Whether a rank that this one has linked with has gone or failed since it last looked. Who waits in [`Notice::watch`] ends that then.
+    pub(super) fn is_disturbed(&self, endpoint: &Endpoint) -> bool {
+        endpoint.disturbances() != self.disturbances.get()
+    }
+
+    /// Waits by `wait`, which gives up at a deadline, or before, and looks now and then, and when a rank has gone or failed that `endpoint`
+    /// has linked with; `None` at `deadline`. Not for waits of a store without turns.
     pub(super) fn watch<T>(
         &self,
+        endpoint: Option<&Endpoint>,
         deadline: Deadline,
         mut wait: impl FnMut(Deadline) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
+        let mut look = Deadline::after(self.pause.get());
         loop {
-            let until = Deadline::after(self.pause.get()).min(deadline);
-            if let Some(result) = wait(until) {
+            if let Some(result) = wait(look.min(deadline)) {
                 return Some(result);
             }
             if let Some(error) = self.recalled.and_then(|recalled| recalled()) {
@@ -114,11 +161,41 @@ impl<'a> Notice<'a> {
             if deadline.expired() {
                 return None;
             }
-            if let Some(error) = self.told() {
+            let disturbed = endpoint.filter(|endpoint| self.is_disturbed(endpoint));
+            if let Some(error) = disturbed.and_then(|endpoint| self.disturb(endpoint)) {
                 return Some(Err(error));
             }
-            self.pause.set((2 * self.pause.get()).min(LAST));
+            if disturbed.is_none() && !look.expired() {
+                continue;
+            }
+            match self.read() {
+                Ok(Some(error)) => return Some(Err(self.hear(error))),
+                Err(error) if error.status() == Status::PeerFailed => {
+                    let since = self.lost.get().unwrap_or_else(Instant::now);
+                    if since.elapsed() >= WITHOUT_STORE {
+                        return Some(Err(error));
+                    }
+                    self.lost.set(Some(since));
+                    look = Deadline::after(GRACE);
+                    continue;
+                }
+                _ => {}
+            }
+            if disturbed.is_none() {
+                self.pause.set((2 * self.pause.get()).min(LAST));
+            }
+            look = Deadline::after(self.pause.get());
         }
+    }
+
+    /// What has happened to the ranks that are linked: a failure of one, or a death, of which another rank may know more.
+    fn disturb(&self, endpoint: &Endpoint) -> Option<Error> {
+        self.disturbances.set(endpoint.disturbances());
+        if let Some(error) = endpoint.warning(endpoint.identity().0.job) {
+            return Some(self.hear(error));
+        }
+        let death = endpoint.death()?;
+        Some(self.told().unwrap_or(death))
     }
 }
 

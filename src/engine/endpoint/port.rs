@@ -41,7 +41,7 @@ impl Port for Endpoint {
 
     fn peer_left(&self, peer: u32) {
         self.messages().peer_left(peer);
-        self.lost_any.store(true, Ordering::Relaxed);
+        self.departures.fetch_add(1, Ordering::Release);
         self.wake();
     }
 
@@ -53,8 +53,12 @@ impl Port for Endpoint {
         match Control::decode(message) {
             Some(Control::Failure { group, error }) => {
                 let found = lock(&self.roster).find_failed(group, &error);
-                if let Some(group) = found {
-                    group.fail(error);
+                match found {
+                    Some(group) => group.fail(error),
+                    None => {
+                        self.warnings.fetch_add(1, Ordering::Release);
+                        self.wake();
+                    }
                 }
             }
             Some(Control::Query { group, token }) => {
@@ -148,7 +152,7 @@ impl Endpoint {
     /// something of it, and no group for having it as a member.
     fn unreachable(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
-        self.lost_any.store(true, Ordering::Relaxed);
+        self.departures.fetch_add(1, Ordering::Release);
         // The peer may have opened its side, or think it still has one.
         self.hang_up(peer, &why);
         self.wake();
@@ -156,11 +160,10 @@ impl Endpoint {
 
     /// A peer has ended without a goodbye, which is the end of its groups.
     fn lost(&self, peer: u32, why: Error) {
+        // Before it counts as a departure: who sees that looks here.
+        lock(&self.roster).lose(peer, why.clone());
         self.unreachable(peer, why.clone());
-        let mut roster = lock(&self.roster);
-        roster.lose(peer, why.clone());
-        let affected = roster.live();
-        drop(roster);
+        let affected = lock(&self.roster).live();
         for group in affected {
             if group.rank_of(peer).is_some() {
                 group.fail(group.lost(peer, why.clone()));

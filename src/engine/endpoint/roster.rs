@@ -32,6 +32,11 @@ impl Roster {
         early.or_else(|| group.members().iter().find_map(|peer| self.lost.get(peer)).cloned())
     }
 
+    /// How a group has failed that is not here yet.
+    pub(super) fn early(&self, id: u64) -> Option<Error> {
+        self.early.iter().find(|(early, _)| *early == id).map(|(_, error)| error.clone())
+    }
+
     /// Forgets a group, but not at once that it failed.
     pub(super) fn dismiss(&mut self, group: &Group) {
         self.live.remove(&group.id());
@@ -74,6 +79,11 @@ impl Roster {
     /// A peer is dead. What is said first of it holds.
     pub(super) fn lose(&mut self, peer: u32, why: Error) {
         self.lost.entry(peer).or_insert(why);
+    }
+
+    /// Why a peer is dead, if any is: the first by rank, so that those who look alike say the same.
+    pub(super) fn death(&self) -> Option<Error> {
+        self.lost.iter().min_by_key(|(peer, _)| **peer).map(|(_, why)| why.clone())
     }
 }
 
