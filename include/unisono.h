@@ -643,8 +643,8 @@ unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
 /// Gives the cause of a callback's failure, in one line. The text is copied.
 unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
 
-/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the process ends.
-/// Meetings that have failed are served for a minute or more, so that ranks that come late are told why, but no more than the last eight.
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the process ends; if it
+/// is no rank of it, until it makes an id a minute or more after the last rank has gone from there. Meetings that have failed are served for a minute or more, so that ranks that come late are told why, but no more than the last eight.
 /// The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
 unisono_status_t unisono_unique_id_create(struct unisono_unique_id_t *id);
 

@@ -16,7 +16,8 @@ use crate::settings;
 
 /// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
 ///
-/// This process serves the meeting until its communicator of that id is destroyed, or it ends. Meetings that have failed
+/// This process serves the meeting until its communicator of that id is destroyed, or it ends; if it is no rank of it, until it makes an
+/// id a minute or more after the last rank has gone from there. Meetings that have failed
 /// it serves for a minute or more, so that ranks that come late are told why, but no more than the last eight. It listens on the
 /// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses. With NCCL_COMM_ID set to a place
 /// of rank 0's host (10.0.0.1:5000) every rank makes the same id, and rank 0 serves the meeting there as it joins, until its process

@@ -17,8 +17,8 @@ pub struct unisono_unique_id_t {
     pub bytes: [u8; 128],
 }
 
-/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the process ends.
-/// Meetings that have failed are served for a minute or more, so that ranks that come late are told why, but no more than the last eight.
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the process ends; if it
+/// is no rank of it, until it makes an id a minute or more after the last rank has gone from there. Meetings that have failed are served for a minute or more, so that ranks that come late are told why, but no more than the last eight.
 /// The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) -> unisono_status_t {

@@ -13,8 +13,9 @@ mod server;
 use std::io::{self, IoSlice};
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use server::Server;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -53,12 +54,27 @@ impl Default for Limits {
     }
 }
 
+/// Since when a server that has had clients has none.
+#[derive(Clone, Default)]
+struct Deserted(Arc<Mutex<Option<Instant>>>);
+
+impl Deserted {
+    fn since(&self) -> Option<Instant> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, since: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+}
+
 /// A running server. Dropping it closes all connections and ends its thread.
 pub struct ServerHandle {
     address: SocketAddr,
     instance: [u8; 16],
     /// Watched by the thread, which ends before it is closed.
     stop: EventFd,
+    deserted: Deserted,
     thread: Option<JoinHandle<()>>,
     /// Where it was started: a forked child has a copy of this handle but not the thread.
     fork: u32,
@@ -117,9 +133,12 @@ impl ServerHandle {
         let bound = listener.local_addr().map_err(refused)?;
         let stop = EventFd::new().map_err(refused)?;
         let key = secret.map(wire::store_key);
-        let server = Server::new(listener, &stop, key, instance, limits).map_err(refused)?;
+        let deserted = Deserted::default();
+        let server =
+            Server::new(listener, &stop, key, instance, limits, deserted.clone()).map_err(refused)?;
         let thread = process::spawn("unisono-store", move || server.run()).map_err(refused)?;
-        Ok(ServerHandle { address: bound, instance, stop, thread: Some(thread), fork: fork::generation() })
+        let (thread, fork) = (Some(thread), fork::generation());
+        Ok(ServerHandle { address: bound, instance, stop, deserted, thread, fork })
     }
 
     /// Where it listens, with the port that was free.
@@ -141,6 +160,11 @@ impl ServerHandle {
             IpAddr::V6(_) => Ipv4Addr::LOCALHOST.into(),
         };
         SocketAddr::new(ip, self.port())
+    }
+
+    /// Since when it has had no clients, if it had any before.
+    pub(super) fn deserted_since(&self) -> Option<Instant> {
+        self.deserted.since()
     }
 
     /// What tells this server from all others; clients learn it when they connect.

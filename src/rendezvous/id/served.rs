@@ -1,7 +1,8 @@
 //! The ids that this process has made, and how long it serves them.
 //!
 //! The server of an id lives until the first meeting by it is over, and then as long as what was made there. Where that is nothing it
-//! goes on for a while: its store says why, for ranks that come late, or have yet to look.
+//! goes on for a while: its store says why, for ranks that come late, or have yet to look. A process that makes ids for others, and is no rank
+//! of theirs, hears of no meeting: it serves an id for a while after the last rank has gone from there.
 
 #![forbid(unsafe_code)]
 
@@ -16,8 +17,8 @@ use crate::sys::global::Global;
 
 /// How many meetings that have failed are served at most: those of a process that tries again and again would be without number.
 const MOST_FAILED: usize = 8;
-/// How long a meeting that has failed is served at least, unless so many have failed since. Ranks that wait look every 16 s or more often
-/// for why another cannot join.
+/// How long a meeting that has failed is served at least, unless so many have failed since, and one of others after they have gone. Ranks that
+/// wait look every 16 s or more often for why another cannot join.
 const AFTERWARDS: Duration = Duration::from_secs(60);
 
 static IDS: Global<Ids> = Global::new(Ids { served: Vec::new(), failed: VecDeque::new() });
@@ -108,11 +109,16 @@ impl Ids {
 
     /// Forgets what nobody needs any more.
     fn let_go(&mut self, now: Instant) -> Vec<Arc<ServerHandle>> {
+        let is_long_ago = |since: Instant| now.saturating_duration_since(since) >= AFTERWARDS;
+        let is_left = |server: &mut Arc<ServerHandle>| server.deserted_since().is_some_and(is_long_ago);
+        let left: Vec<_> =
+            self.served.iter_mut().filter_map(|served| served.unmet.take_if(is_left)).collect();
         self.served.retain(|served| served.server.strong_count() > 0);
-        let is_old = |failed: &&Failed| now.saturating_duration_since(failed.at) >= AFTERWARDS;
+        let is_old = |failed: &&Failed| is_long_ago(failed.at);
         let old = self.failed.iter().take_while(is_old).count();
         let too_many = self.failed.len().saturating_sub(MOST_FAILED);
-        self.failed.drain(..old.max(too_many)).map(|failed| failed.server).collect()
+        let failed = self.failed.drain(..old.max(too_many)).map(|failed| failed.server);
+        left.into_iter().chain(failed).collect()
     }
 }
 
@@ -122,6 +128,8 @@ mod tests {
     use std::slice::from_ref;
 
     use super::*;
+    use crate::deadline::Deadline;
+    use crate::rendezvous::tcp::TcpStore;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -130,10 +138,13 @@ mod tests {
         [number; ID_BYTES]
     }
 
+    fn another() -> Arc<ServerHandle> {
+        Arc::new(ServerHandle::start((Ipv4Addr::LOCALHOST, 0).into(), None).expect("a server"))
+    }
+
     /// Serves an id, and gives what whoever meets by it keeps.
     fn serve(ids: &mut Ids, number: u8, now: Instant) -> Arc<ServerHandle> {
-        let server = ServerHandle::start((Ipv4Addr::LOCALHOST, 0).into(), None).expect("a server");
-        ids.add(id(number), Arc::new(server), now);
+        ids.add(id(number), another(), now);
         ids.server(&id(number)).expect("it is served")
     }
 
@@ -154,6 +165,35 @@ mod tests {
         assert!(is_served(&ids, 1));
         drop(child);
         assert!(!is_served(&ids, 1));
+    }
+
+    /// Who makes ids and takes part in nothing.
+    #[test]
+    fn an_id_of_others_is_served_until_a_while_after_they_have_gone() {
+        let (mut ids, now) = (Ids::default(), Instant::now());
+        let server = serve(&mut ids, 1, now);
+        let connect = || {
+            let address = server.local_address();
+            TcpStore::connect(&address.ip().to_string(), address.port(), None, Deadline::after(30 * SECOND))
+                .expect("a client")
+        };
+        let none_have_come = now + 2 * AFTERWARDS;
+        drop(serve(&mut ids, 2, none_have_come));
+        assert!(is_served(&ids, 1));
+        let (first, second) = (connect(), connect());
+        drop(first);
+        drop(serve(&mut ids, 3, none_have_come));
+        assert!(is_served(&ids, 1) && server.deserted_since().is_none());
+        drop(second);
+        while server.deserted_since().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let gone = Instant::now();
+        drop(serve(&mut ids, 4, gone));
+        drop(server);
+        assert!(is_served(&ids, 1));
+        drop(ids.add(id(5), another(), gone + AFTERWARDS));
+        assert!(!is_served(&ids, 1) && is_served(&ids, 2), "nobody has come to the second yet");
     }
 
     #[test]

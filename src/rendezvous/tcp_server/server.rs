@@ -12,6 +12,7 @@ use socket2::SockRef;
 
 use super::Limits;
 use super::connection::{Connection, Farewell, Output, State};
+use super::Deserted;
 use super::entries::Entries;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::REFUSAL;
@@ -55,6 +56,7 @@ pub(super) struct Server {
     waiters: HashMap<Vec<u8>, HashSet<u64>>,
     /// Connections whose answer is ready, to be taken up by the loop: answering in place would recurse.
     runnable: Vec<u64>,
+    deserted: Deserted,
 }
 
 impl Server {
@@ -65,6 +67,7 @@ impl Server {
         key: Option<SecretKey>,
         instance: [u8; 16],
         limits: Limits,
+        deserted: Deserted,
     ) -> io::Result<Server> {
         let epoll = Epoll::new()?;
         epoll.watch(listener.as_fd(), LISTENER, READ)?;
@@ -85,6 +88,7 @@ impl Server {
             delayed: VecDeque::new(),
             waiters: HashMap::new(),
             runnable: Vec::new(),
+            deserted,
         })
     }
 
@@ -222,7 +226,10 @@ impl Server {
     fn forget(&mut self, token: u64, mut connection: Connection, farewell: Farewell) {
         log::debug!("tcp store: connection {token} ends: {farewell}");
         self.set_timer(token, &mut connection, None);
-        self.strangers.remove(&token);
+        let was_client = !self.strangers.remove(&token);
+        if was_client && self.connections.len() == self.strangers.len() {
+            self.deserted.set(Some(Instant::now()));
+        }
         if connection.let_in == 0 {
             self.incomplete -= connection.input.len();
         }
@@ -406,6 +413,7 @@ impl Server {
         if verdict == Verdict::Welcome {
             connection.state = State::Ready;
             self.strangers.remove(&token);
+            self.deserted.set(None);
             self.set_timer(token, connection, None);
         } else {
             log::warn!("tcp store: refused {:?}: {verdict:?}", connection.stream.peer_addr().ok());
