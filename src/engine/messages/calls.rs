@@ -312,7 +312,8 @@ mod tests {
             calls.taken(1, key(tag, 0));
             calls.end(7, tag, 0);
         }
-        assert_eq!(calls.entries(), 1);
+        // Two stretches of tags, of which neither is full.
+        assert_eq!(calls.entries(), 2);
         assert!(calls.compare(2, key(500, 0), SUM).is_some(), "of a call that is over");
         assert!(calls.compare(2, key(500, 1), SUM).is_none(), "of the next");
         assert!(calls.compare(2, key(1000, 0), SUM).is_none(), "of one to come");
