@@ -35,6 +35,7 @@ static void nulls(void) {
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "ctx is NULL", unisono_barrier(NULL, NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "ctx is NULL", unisono_context_abort(NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "ctx is NULL", unisono_context_abort_because(NULL, "why"));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "ctx is NULL", unisono_context_set_timeout(NULL, 1));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "work is NULL", unisono_work_wait(NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "options is NULL", unisono_context_create(NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "path is NULL", unisono_store_create_file(NULL, NULL));

@@ -383,6 +383,38 @@ void one_rank_never_comes() {
              }});
 }
 
+void contexts_are_made_in_the_timeout_that_was_set_last() {
+    as_threads(
+        2,
+        [](const GlooContext &context) {
+            context->setTimeout(std::chrono::seconds(20));
+            if (context->rank == 1) {
+                pause_for(3500);
+            }
+            const auto made = gloo::rendezvous::ContextFactory(context).makeContext(context->getDevice());
+            CHECK(made->getTimeout() == std::chrono::seconds(20));
+            barrier(made);
+        },
+        milliseconds(2000));
+    std::promise<void> over;
+    auto isOver = over.get_future();
+    as_threads(2, [&over, &isOver](const GlooContext &context) {
+        barrier(context);
+        if (context->rank == 0) {
+            context->setTimeout(milliseconds(500));
+            within(5, [&] {
+                CHECK_THROWS(IoException, "Timed out",
+                             gloo::rendezvous::ContextFactory(context).makeContext(context->getDevice()));
+            });
+            context->setTimeout(std::chrono::seconds(20));
+            over.set_value();
+        } else {
+            CHECK(ended(isOver, 20000));
+        }
+        barrier(context);
+    });
+}
+
 // ---- devices
 
 void devices_of_all_kinds() {
@@ -453,6 +485,7 @@ int main() {
         {"contexts connected by hand", contexts_connected_by_hand},
         {"pairs that are left out", pairs_that_are_left_out},
         {"one rank never comes", one_rank_never_comes},
+        {"contexts are made in the timeout that was set last", contexts_are_made_in_the_timeout_that_was_set_last},
         {"devices of all kinds", devices_of_all_kinds},
         {"devices that are not there", devices_that_are_not_there},
     });

@@ -180,6 +180,13 @@ static void children(unisono_context_t *ctx, void *arg) {
     CHECK(a == size && b == 2 * size);
     unisono_work_destroy(first);
     unisono_work_destroy(second);
+    /* For calls that name no deadline. */
+    CHECK_OK(unisono_barrier(child, NULL, NULL));
+    CHECK_OK(unisono_context_set_timeout(child, rank == 0 ? 100 : 0));
+    if (rank == 0) {
+        CHECK_STATUS(UNISONO_TIMEOUT, unisono_receive(child, &a, 1, UNISONO_INT32, 1, NULL, NULL));
+    }
+    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
     unisono_context_destroy(child);
 }
 

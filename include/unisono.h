@@ -407,7 +407,7 @@ typedef struct unisono_context_options_t {
     const char *name;
     /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
     /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never. All steps of a creation have them together; once all ranks have come,
-    /// they have a second more for what they set up. So has the making of a child.
+    /// they have a second more for what they set up. So has the making of a child. See unisono_context_set_timeout.
     uint64_t timeout_ms;
     /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment, else chosen.
     const char *interface;
@@ -708,6 +708,11 @@ uint32_t unisono_context_size(const struct unisono_context_t *ctx);
 
 /// The group's name; empty for NULL. Valid until unisono_context_destroy.
 const char *unisono_context_name(const struct unisono_context_t *ctx);
+
+/// Sets the group's timeout on this rank, `timeout_ms` as in the options that a context is created from: what is called from now on has it,
+/// and so have the children that are made from now on, and their making. What runs, and children that are there, keep theirs.
+unisono_status_t unisono_context_set_timeout(const struct unisono_context_t *ctx,
+                                             uint64_t timeout_ms);
 
 /// Fails everything that runs or is called on this context, here at once and on the other ranks within a second. Returns
 /// at once; from any thread, also while others wait. The context can only be destroyed afterwards.

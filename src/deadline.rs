@@ -1,5 +1,6 @@
 //! When to give up. Every wait in the library takes one.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A moment, or never. "Never" exists only where a caller asked for it by name.
@@ -67,4 +68,33 @@ impl Deadline {
             (a, b) => Deadline(a.or(b)),
         }
     }
+}
+
+/// How long something may take for which nothing else is said. It may be said anew at any time.
+#[derive(Debug)]
+pub struct Timeout(AtomicU64);
+
+impl Timeout {
+    /// One of `timeout`.
+    pub fn new(timeout: Duration) -> Timeout {
+        Timeout(AtomicU64::new(nanoseconds(timeout)))
+    }
+
+    /// What was said last.
+    pub fn get(&self) -> Duration {
+        match self.0.load(Ordering::Relaxed) {
+            u64::MAX => Duration::MAX,
+            nanoseconds => Duration::from_nanos(nanoseconds),
+        }
+    }
+
+    /// From now on it is `timeout`.
+    pub fn set(&self, timeout: Duration) {
+        self.0.store(nanoseconds(timeout), Ordering::Relaxed);
+    }
+}
+
+/// Centuries are as long as for ever.
+fn nanoseconds(timeout: Duration) -> u64 {
+    timeout.as_nanos().try_into().unwrap_or(u64::MAX)
 }

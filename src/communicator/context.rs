@@ -15,7 +15,7 @@ use super::plans::{Plans, Seat};
 use super::{Call, Options, Recall, Rendezvous, sparse};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, Timeout};
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
 use crate::engine::executor::{Plan, Run};
 use crate::engine::group::Group;
@@ -36,8 +36,8 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     /// In errors and logs: the other ranks may have another.
     name: String,
-    /// See [`Options::timeout`].
-    timeout: Duration,
+    /// See [`Options::timeout`]. A group has the same.
+    timeout: Timeout,
     place: Place,
     plans: Plans,
     sparse_memory: Arc<sparse::Pool>,
@@ -168,7 +168,7 @@ impl Context {
         };
         Context(Arc::new(Inner {
             name,
-            timeout,
+            timeout: Timeout::new(timeout),
             place,
             plans: Plans::default(),
             sparse_memory: Arc::default(),
@@ -287,7 +287,15 @@ impl Context {
 
     /// The deadline of operations that name none.
     pub(super) fn timeout(&self) -> Duration {
-        self.0.timeout
+        self.0.timeout.get()
+    }
+
+    /// From now on [`Options::timeout`] is this, for what this rank calls and for the children that it makes.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.0.timeout.set(timeout);
+        if let Place::Group(group) = &self.0.place {
+            group.set_timeout(timeout);
+        }
     }
 
     /// The first failure of this context, if there was one.

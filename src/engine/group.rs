@@ -29,7 +29,7 @@ use super::sends::Sends;
 use super::staged::relay;
 use super::wire::{Class, Key};
 use crate::cuda::driver::retry;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, Timeout};
 use crate::error::{Error, Result, Status, fail};
 use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
@@ -45,7 +45,7 @@ pub struct Group {
     rank: u32,
     members: Arc<[u32]>,
     ranks_per_node: u32,
-    timeout: Duration,
+    timeout: Timeout,
     endpoint: Arc<Endpoint>,
     /// Whether the failure is told: seen here before, it might never be.
     failed: AtomicBool,
@@ -81,7 +81,7 @@ impl Group {
             rank,
             ranks_per_node: ranks_per_node(&hosts),
             members,
-            timeout,
+            timeout: Timeout::new(timeout),
             sends: Sends::new(&endpoint),
             endpoint,
             failed: AtomicBool::new(false),
@@ -131,7 +131,12 @@ impl Group {
 
     /// The deadline of a call that names none.
     pub fn timeout(&self) -> Duration {
-        self.timeout
+        self.timeout.get()
+    }
+
+    /// From now on it is another.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout.set(timeout);
     }
 
     /// Its endpoint.
@@ -413,7 +418,7 @@ impl Group {
         timeout: Option<Duration>,
     ) -> Turn {
         let Key { tag, sequence, class, .. } = key;
-        let deadline = Deadline::since(called, timeout.unwrap_or(self.timeout));
+        let deadline = Deadline::since(called, timeout.unwrap_or(self.timeout()));
         Turn { class, tag, sequence, signature, deadline, called, piece: 0, slot }
     }
 

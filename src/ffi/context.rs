@@ -78,7 +78,7 @@ pub struct unisono_context_options_t {
     pub name: *const c_char,
     /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
     /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never. All steps of a creation have them together; once all ranks have come,
-    /// they have a second more for what they set up. So has the making of a child.
+    /// they have a second more for what they set up. So has the making of a child. See unisono_context_set_timeout.
     pub timeout_ms: u64,
     /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment, else chosen.
     pub interface: *const c_char,
@@ -122,11 +122,15 @@ unsafe fn parsed(options: &unisono_context_options_t, rendezvous: Rendezvous) ->
         size: options.rank_count,
         rendezvous,
         name: name.unwrap_or_default().to_owned(),
-        timeout: timeout(options.timeout_ms).unwrap_or(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS)),
+        timeout: or_default(options.timeout_ms),
         interface: interface.map(str::to_owned),
         transports: transports.map(str::to_owned),
         host: None,
     })
+}
+
+fn or_default(timeout_ms: u64) -> Duration {
+    timeout(timeout_ms).unwrap_or(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS))
 }
 
 /// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
@@ -306,6 +310,21 @@ pub unsafe extern "C" fn unisono_context_size(ctx: *const unisono_context_t) -> 
 pub unsafe extern "C" fn unisono_context_name(ctx: *const unisono_context_t) -> *const c_char {
     // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
     guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::look(ctx, "ctx") }?.name.as_ptr()))
+}
+
+/// Sets the group's timeout on this rank, `timeout_ms` as in the options that a context is created from: what is called from now on has it,
+/// and so have the children that are made from now on, and their making. What runs, and children that are there, keep theirs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_set_timeout(
+    ctx: *const unisono_context_t,
+    timeout_ms: u64,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let handle = unsafe { Handle::borrow(ctx, "ctx") }?;
+        handle.context.set_timeout(or_default(timeout_ms));
+        Ok(())
+    })
 }
 
 /// Fails everything that runs or is called on this context, here at once and on the other ranks within a second. Returns

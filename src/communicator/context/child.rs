@@ -282,6 +282,40 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_child_has_the_timeout_that_was_set_last_for_its_making_and_for_itself() {
+        const SHORT: Duration = Duration::from_millis(500);
+        let [first, second] = pair([TIMEOUT; 2]);
+        for (timeout, late) in [(PATIENCE, TIMEOUT + Duration::from_millis(1500)), (SHORT, PATIENCE)] {
+            for context in [&first, &second] {
+                context.set_timeout(timeout);
+            }
+            std::thread::scope(|scope| {
+                let began = Instant::now();
+                let makes = scope.spawn(|| first.duplicate());
+                while began.elapsed() < late && !makes.is_finished() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                if timeout == SHORT {
+                    let error = makes.join().expect("no panic").err().expect("rank 1 does not come");
+                    assert_eq!(error.status(), Status::Timeout, "{error}");
+                    assert!(began.elapsed() < late, "{error}");
+                    return;
+                }
+                let comes = second.duplicate().expect("the ranks meet");
+                for child in [makes.join().expect("no panic").expect("the ranks meet"), comes] {
+                    let Place::Group(group) = child.place() else { panic!("two ranks") };
+                    assert_eq!([child.timeout(), group.timeout()], [timeout; 2]);
+                    child.set_timeout(SHORT);
+                    assert_eq!([child.timeout(), group.timeout()], [SHORT; 2]);
+                    child.set_timeout(Duration::MAX);
+                    assert_eq!([child.timeout(), group.timeout()], [Duration::MAX; 2]);
+                }
+                assert_eq!(first.timeout(), timeout);
+            });
+        }
+    }
+
     /// Rank 0 splits while rank 1 duplicates: who gives up first is told what the other does.
     #[test]
     fn who_makes_another_group_is_told_by_what_call_and_which() {

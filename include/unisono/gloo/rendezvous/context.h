@@ -40,7 +40,8 @@ class ContextFactory {
         GLOO_ENFORCE(backingContext_, "no context was given");
     }
 
-    /* Every rank calls it, in the same order. */
+    /* Every rank calls it, in the same order, within the timeout that the other context has now. The new one begins
+       with the same. */
     std::shared_ptr<::gloo::Context> makeContext(const std::shared_ptr<transport::Device> &device) {
         auto context = std::make_shared<Context>(backingContext_->rank, backingContext_->size, backingContext_->base);
         context->setTimeout(backingContext_->getTimeout());

@@ -41,6 +41,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
         if (!native_ && !closed_ && size == 1) {
             // There is no pair that could be connected.
             native_ = detail::alone();
+            tellTimeout();
         }
         if (!native_) {
             throw IoException(closed_ ? "the connections of this context are closed" : notConnected());
@@ -52,6 +53,12 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     void join(unisono_context_t *native) {
         createAllPairs();
         hold(native);
+    }
+
+    void setTimeout(std::chrono::milliseconds timeout) override {
+        std::lock_guard<std::mutex> hold(mutex_);
+        timeout_ = timeout;
+        tellTimeout();
     }
 
     bool isConnected() const {
@@ -153,9 +160,17 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     void hold(unisono_context_t *native) {
         std::unique_lock<std::mutex> hold(mutex_);
         native_.reset(native, unisono_context_destroy);
+        tellTimeout();
         // All are here: if not by the id that the pairs tell, nobody comes by that.
         const auto told = std::move(told_);
         hold.unlock();
+    }
+
+    /* For what has no timeout of its own, as making a context of this one. */
+    void tellTimeout() const {
+        if (native_) {
+            unisono_context_set_timeout(native_.get(), detail::milliseconds(timeout_));
+        }
     }
 
     void meet(const unisono_unique_id_t &id) {
