@@ -383,6 +383,21 @@ void one_rank_never_comes() {
              }});
 }
 
+/* Waiting for rank 0 and for the others is one wait. */
+void connecting_has_one_timeout() {
+    const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+    const milliseconds timeout(3000);
+    at_once(2, [&store, timeout](int rank) {
+        if (rank == 0) {
+            pause_for(2500);
+            CHECK_THROWS(IoException, "", connect(rank, 3, store, timeout));
+        } else {
+            const double took = within(4, [&] { CHECK_THROWS(IoException, "", connect(rank, 3, store, timeout)); });
+            CHECK(took > 2.9);
+        }
+    });
+}
+
 void contexts_are_made_in_the_timeout_that_was_set_last() {
     as_threads(
         2,
@@ -485,6 +500,7 @@ int main() {
         {"contexts connected by hand", contexts_connected_by_hand},
         {"pairs that are left out", pairs_that_are_left_out},
         {"one rank never comes", one_rank_never_comes},
+        {"connecting has one timeout", connecting_has_one_timeout},
         {"contexts are made in the timeout that was set last", contexts_are_made_in_the_timeout_that_was_set_last},
         {"devices of all kinds", devices_of_all_kinds},
         {"devices that are not there", devices_that_are_not_there},

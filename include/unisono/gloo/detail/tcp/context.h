@@ -16,6 +16,7 @@
 #include "gloo/common/utils.h"
 #include "gloo/transport/context.h"
 #include "gloo/transport/tcp/address.h"
+#include "gloo/detail/patience.h"
 #include "gloo/detail/tcp/device.h"
 
 namespace gloo {
@@ -130,7 +131,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
         hold.unlock();
         if (last) {
             GLOO_ENFORCE(id, "no pair has been told the address of rank 0's");
-            meet(*id);
+            meet(*id, timeout_);
         }
     }
 
@@ -173,13 +174,13 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
         }
     }
 
-    void meet(const unisono_unique_id_t &id) {
+    void meet(const unisono_unique_id_t &id, std::chrono::milliseconds timeout) {
         unisono_context_options_t options = UNISONO_CONTEXT_OPTIONS_INIT;
         options.rank = static_cast<uint32_t>(rank);
         options.rank_count = static_cast<uint32_t>(size);
         options.id = &id;
         options.name = "gloo";
-        options.timeout_ms = detail::milliseconds(timeout_);
+        options.timeout_ms = detail::milliseconds(timeout);
         options.interface = device_->interface();
         unisono_context_t *native = nullptr;
         detail::check(unisono_context_create(&options, &native));
@@ -201,6 +202,8 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
 };
 
 inline void Context::createAndConnectAllPairs(std::shared_ptr<IStore> store) {
+    // Waiting for the id and meeting have it together.
+    const detail::Patience patience(timeout_);
     // The keys that gloo uses, of which programs remove some afterwards. Of the values only rank 0's is read.
     const auto set = [&](const std::string &key, const std::string &value) {
         store->set(key, std::vector<char>(value.begin(), value.end()));
@@ -224,14 +227,13 @@ inline void Context::createAndConnectAllPairs(std::shared_ptr<IStore> store) {
         set(mine, '\0' + std::string(bytes, sizeof(id.bytes)));
     } else {
         set(mine, "here");
-        const auto limit = timeout_ == kNoTimeout ? std::chrono::milliseconds(std::chrono::hours(24 * 365)) : timeout_;
-        const std::vector<char> value = store->wait_get("0", limit);
+        const std::vector<char> value = store->wait_get("0", patience.left());
         if (value.size() != 1 + sizeof(id.bytes) || value[0] != '\0') {
             throw IoException("rank 0 could not begin: " + std::string(value.begin(), value.end()));
         }
         std::memcpy(id.bytes, value.data() + 1, sizeof(id.bytes));
     }
-    meet(id);
+    meet(id, patience.left());
 }
 
 } // namespace tcp
