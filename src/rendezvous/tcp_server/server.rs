@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
+use super::Deserted;
 use super::Limits;
 use super::connection::{Connection, Farewell, Output, State};
-use super::Deserted;
 use super::entries::Entries;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::REFUSAL;
