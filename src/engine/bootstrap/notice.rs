@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
@@ -155,37 +156,51 @@ impl<'a> Notice<'a> {
             if let Some(result) = wait(look.min(deadline)) {
                 return Some(result);
             }
-            if let Some(error) = self.recalled.and_then(|recalled| recalled()) {
-                return Some(Err(error));
+            if let ControlFlow::Break(end) = self.look_up(endpoint, deadline, &mut look) {
+                return end.map(Err);
             }
-            if deadline.expired() {
-                return None;
-            }
-            let disturbed = endpoint.filter(|endpoint| self.is_disturbed(endpoint));
-            if let Some(error) = disturbed.and_then(|endpoint| self.disturb(endpoint)) {
-                return Some(Err(error));
-            }
-            if disturbed.is_none() && !look.expired() {
-                continue;
-            }
-            match self.read() {
-                Ok(Some(error)) => return Some(Err(self.hear(error))),
-                Err(error) if error.status() == Status::PeerFailed => {
-                    let since = self.lost.get().unwrap_or_else(Instant::now);
-                    if since.elapsed() >= WITHOUT_STORE {
-                        return Some(Err(error));
-                    }
-                    self.lost.set(Some(since));
-                    look = Deadline::after(GRACE);
-                    continue;
-                }
-                _ => {}
-            }
-            if disturbed.is_none() {
-                self.pause.set((2 * self.pause.get()).min(LAST));
-            }
-            look = Deadline::after(self.pause.get());
         }
+    }
+
+    /// Whether a wait goes on that gives up at `deadline`; else why not, if it is for more than that. Looks for a notice at `look`, or now if
+    /// something has happened.
+    fn look_up(
+        &self,
+        endpoint: Option<&Endpoint>,
+        deadline: Deadline,
+        look: &mut Deadline,
+    ) -> ControlFlow<Option<Error>> {
+        if let Some(error) = self.recalled.and_then(|recalled| recalled()) {
+            return ControlFlow::Break(Some(error));
+        }
+        if deadline.expired() {
+            return ControlFlow::Break(None);
+        }
+        let disturbed = endpoint.filter(|endpoint| self.is_disturbed(endpoint));
+        if let Some(error) = disturbed.and_then(|endpoint| self.disturb(endpoint)) {
+            return ControlFlow::Break(Some(error));
+        }
+        if disturbed.is_none() && !look.expired() {
+            return ControlFlow::Continue(());
+        }
+        match self.read() {
+            Ok(Some(error)) => return ControlFlow::Break(Some(self.hear(error))),
+            Err(error) if error.status() == Status::PeerFailed => {
+                let since = self.lost.get().unwrap_or_else(Instant::now);
+                if since.elapsed() >= WITHOUT_STORE {
+                    return ControlFlow::Break(Some(error));
+                }
+                self.lost.set(Some(since));
+                *look = Deadline::after(GRACE);
+                return ControlFlow::Continue(());
+            }
+            _ => {}
+        }
+        if disturbed.is_none() {
+            self.pause.set((2 * self.pause.get()).min(LAST));
+        }
+        *look = Deadline::after(self.pause.get());
+        ControlFlow::Continue(())
     }
 
     /// What has happened to the ranks that are linked: a failure of one, or a death, of which another rank may know more.
