@@ -52,7 +52,7 @@ impl Cuda {
     pub(super) fn locate(&self, address: u64) -> Result<Option<Location>> {
         match self.devices.get() {
             Some(devices) => devices.locate(address),
-            None => Libcuda::locate_if_loaded(address),
+            None => Devices::locate_if_loaded(address),
         }
     }
 

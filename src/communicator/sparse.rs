@@ -36,7 +36,6 @@ use super::survey::Spans;
 use super::{Call, Completion, Context, Work};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, StreamHandle};
-use crate::cuda::libcuda::Libcuda;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
@@ -218,7 +217,7 @@ impl Sparse {
     fn locate(&self, address: u64) -> Result<Option<Location>> {
         match &self.devices {
             Some(devices) => devices.locate(address),
-            None => Libcuda::locate_if_loaded(address),
+            None => Devices::locate_if_loaded(address),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use once_cell::sync::OnceCell;
 
 use super::courier::Stands;
-use super::driver::{CaptureMode, ContextHandle, Driver, Location, StreamHandle};
+use super::driver::{CaptureMode, ContextHandle, Driver, Found, Location, MemoryCalls, StreamHandle};
 use super::libcuda::Libcuda;
 use super::quiet::Quiet;
 use super::scalar::Slots;
@@ -243,7 +243,43 @@ impl Devices {
 
     /// What CUDA knows of an address; `None` for memory that it has not heard of.
     pub fn locate(&self, address: u64) -> Result<Option<Location>> {
-        self.driver.locate(address)
+        match self.driver.locate(address)? {
+            Found::Here(location) => Ok(Some(location)),
+            Found::Nowhere => Ok(None),
+            Found::NoContext => self.locate_in_a_context(address),
+        }
+    }
+
+    /// As [`Devices::locate`], on a thread without a context: in one that is there, whichever. The first device's is made if none is.
+    #[cold]
+    fn locate_in_a_context(&self, address: u64) -> Result<Option<Location>> {
+        let made = self.contexts.iter().position(|context| context.get().is_some());
+        let entered = match made {
+            // The device came from a u32.
+            Some(device) => self.enter(device as u32),
+            None => self.enter(0).map_err(|error| {
+                error.context("the context of GPU 0, in which a thread that has none asks about a pointer")
+            }),
+        };
+        let _entered = entered?;
+        match self.driver.locate(address)? {
+            Found::Here(location) => Ok(Some(location)),
+            Found::Nowhere => Ok(None),
+            Found::NoContext => fail!(Internal, "the driver finds no context where one is current"),
+        }
+    }
+
+    /// As [`Devices::locate`], of this machine's driver, asked by calls that may be given either memory.
+    ///
+    /// Where nobody has loaded libcuda there is no device memory, and this neither loads it nor looks further than
+    /// the count of libraries that the process has loaded.
+    pub fn locate_if_loaded(address: u64) -> Result<Option<Location>> {
+        match Libcuda::loaded().map_or(Ok(Found::Nowhere), |driver| driver.locate(address))? {
+            Found::Here(location) => Ok(Some(location)),
+            Found::Nowhere => Ok(None),
+            // Somebody uses the driver, then.
+            Found::NoContext => Devices::open()?.locate(address),
+        }
     }
 }
 

@@ -75,6 +75,17 @@ pub struct Location {
     pub mapped: bool,
 }
 
+/// What CUDA says of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It is memory that CUDA knows.
+    Here(Location),
+    /// CUDA has not heard of it.
+    Nowhere,
+    /// Nothing: this driver wants a current context for the question, and the thread has none.
+    NoContext,
+}
+
 impl Location {
     /// Where its allocation ends.
     pub fn end(&self) -> u64 {
@@ -321,8 +332,8 @@ pub trait StreamCalls {
 /// Memory: what an address is, allocating, pinning, copying. The contract is that of [`Driver`].
 #[allow(clippy::missing_safety_doc)] // There.
 pub trait MemoryCalls {
-    /// What CUDA knows of an address; `None` for memory that it has not heard of. Any number may be asked about.
-    fn locate(&self, address: u64) -> Result<Option<Location>>;
+    /// What CUDA says of an address. Any number may be asked about.
+    fn locate(&self, address: u64) -> Result<Found>;
     /// Memory of the current context's device. May wait for the device and its peers.
     fn allocate_device(&self, bytes: usize) -> Result<u64>;
     /// Frees device memory. May wait for the device and its peers.
@@ -363,7 +374,7 @@ pub trait MemoryCalls {
 #[allow(clippy::missing_safety_doc)] // There.
 pub trait SharingCalls {
     /// Whether device memory was allocated in a way that other processes can open, and every peer that has access to its device
-    /// reaches: not from a pool, and not mapped page by page.
+    /// reaches: not from a pool, and not mapped page by page. A context is current.
     fn is_shareable(&self, address: u64) -> Result<bool>;
     /// What other processes open device memory by: `address` is the first byte of an allocation.
     unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle>;

@@ -22,7 +22,7 @@ use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 use symbols::Calls;
 
-use super::driver::{ContextHandle, Driver, Location, MemoryCalls};
+use super::driver::Driver;
 use crate::error::{Error, Result, Status, fail};
 
 /// What the driver is loaded as.
@@ -42,8 +42,6 @@ pub struct Libcuda {
     calls: Calls,
     /// `cuFuncLoad`, since 12.4. Drivers before that load a kernel when it is looked up.
     load_function: Option<LoadFunction>,
-    /// A context to ask about pointers with, on threads that have none.
-    fallback: OnceCell<ContextHandle>,
 }
 
 type LoadFunction = unsafe extern "C" fn(sys::CUfunction) -> c_int;
@@ -61,24 +59,13 @@ impl Libcuda {
             .cloned()
     }
 
-    /// What CUDA knows of an address, asked by calls that may be given either memory.
-    ///
-    /// Where nobody has loaded libcuda there is no device memory, and this neither loads it nor looks further than
-    /// the count of libraries that the process has loaded.
-    pub fn locate_if_loaded(address: u64) -> Result<Option<Location>> {
-        match Libcuda::loaded() {
-            Some(cuda) => cuda.locate(address),
-            None => Ok(None),
-        }
-    }
-
     /// Whether the library is in this process already.
     pub fn is_loaded() -> bool {
         Libcuda::loaded().is_some()
     }
 
     /// The functions, if the library is in this process already.
-    fn loaded() -> Option<&'static Arc<Libcuda>> {
+    pub fn loaded() -> Option<&'static Arc<Libcuda>> {
         if let Some(cuda) = LOADED.get() {
             return Some(cuda);
         }
@@ -112,7 +99,7 @@ impl Libcuda {
             (!symbol.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, LoadFunction>(symbol) });
         // SAFETY: an open library, which stays open.
         let calls = unsafe { Calls::resolve(library) }?;
-        Ok(Arc::new(Libcuda { calls, load_function, fallback: OnceCell::new() }))
+        Ok(Arc::new(Libcuda { calls, load_function }))
     }
 
     /// Makes an error of any result but success.
@@ -186,15 +173,6 @@ fn libraries_ever_loaded() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_host_pointer_is_not_device_memory() {
-        let here = 7u8;
-        let address = (&raw const here).addr() as u64;
-        assert_eq!(Libcuda::locate_if_loaded(address).unwrap(), None);
-        // A second time, by the count of libraries.
-        assert_eq!(Libcuda::locate_if_loaded(address).unwrap(), None);
-    }
 
     #[test]
     fn without_a_driver_the_status_says_so() {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::context::Devices;
-use super::double::{Double, Order};
+use super::double::{Double, Order, Refusal};
 use super::driver::{CaptureMode, Memory, StreamHandle};
 use super::event::Event;
 use super::joined;
@@ -112,6 +112,46 @@ fn memory_is_located() {
     let address = buffer.address();
     drop(buffer);
     assert_eq!(devices.locate(address).unwrap(), None);
+}
+
+#[test]
+fn a_host_pointer_is_not_device_memory() {
+    let here = 7u8;
+    let address = (&raw const here).addr() as u64;
+    assert_eq!(Devices::locate_if_loaded(address).unwrap(), None);
+    // A second time, by the count of libraries.
+    assert_eq!(Devices::locate_if_loaded(address).unwrap(), None);
+}
+
+/// Another one would take memory of a device that the process may have no business with.
+#[test]
+fn a_thread_without_a_context_asks_about_memory_in_one_that_is_there() {
+    let (double, devices) = open(Order::Eager);
+    let buffer = DeviceBuffer::new(&devices, 1, 64).unwrap();
+    let here = buffer.address();
+    let ask = || devices.locate(here).map(|found| found.map(|found| found.device));
+    assert_eq!(std::thread::scope(|scope| scope.spawn(ask).join()).unwrap().unwrap(), Some(1));
+    assert_eq!(ask().unwrap(), Some(1));
+    assert!(!double.has_context(0) && double.has_context(1));
+    assert_eq!(double.thread(), (vec![], CaptureMode::Global));
+}
+
+#[test]
+fn where_there_is_no_context_the_first_devices_is_made_to_ask_about_memory() {
+    let (double, devices) = open(Order::Eager);
+    let memory = double.memory(1, 64);
+    double.refuse(Refusal { call: Some("cuDevicePrimaryCtxRetain"), ..Refusal::default() });
+    let error = devices.locate(memory).unwrap_err();
+    assert_eq!(error.status(), Status::Cuda);
+    assert!(
+        error.text().starts_with("the context of GPU 0, in which a thread that has none asks"),
+        "{error}"
+    );
+    // Whatever is captured just now.
+    double.begin_capture(double.stream(1), 1);
+    assert_eq!(devices.locate(memory).unwrap().unwrap().device, 1);
+    assert!(double.has_context(0) && !double.has_context(1));
+    assert_eq!(double.thread(), (vec![], CaptureMode::Global));
 }
 
 #[test]

@@ -9,7 +9,6 @@ use unisono::cuda::context::Devices;
 use unisono::cuda::driver::{Capture, CaptureMode, Grid, Location, Memory, StreamHandle};
 use unisono::cuda::event::Event;
 use unisono::cuda::kernels::{IMAGE, Launch, kernel};
-use unisono::cuda::libcuda::Libcuda;
 use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer};
 use unisono::cuda::stream::Stream;
 use unisono::deadline::Deadline;
@@ -103,7 +102,7 @@ fn the_callers_context_stays_current() {
 fn locate(address: u64) -> Option<Location> {
     let devices = devices();
     let bare = on_a_bare_thread(|| devices.locate(address).unwrap());
-    let any = on_a_bare_thread(|| Libcuda::locate_if_loaded(address).unwrap());
+    let any = on_a_bare_thread(|| Devices::locate_if_loaded(address).unwrap());
     let _entered = devices.enter(0).unwrap();
     let here = devices.locate(address).unwrap();
     assert_eq!((here, here), (bare, any), "{address:#x}");

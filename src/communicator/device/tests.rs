@@ -194,6 +194,24 @@ fn processes_agree_and_calls_meet_through_the_arenas() {
 }
 
 #[test]
+fn calls_of_threads_without_a_context_make_none_on_another_device() {
+    let seats: Vec<Seat> = (0..2).map(|_| process(2)).map(|(double, devices)| (double, devices, 1)).collect();
+    ranks(&seats, words, |context, (double, devices, device)| {
+        context.cuda().pretend(devices, 0);
+        context.cuda().pretend_loads(only(words));
+        let (output, stream) = (double.memory(*device, 4), double.stream(*device));
+        let call = Call { stream: Some(stream), timeout: Some(PATIENCE), ..Call::default() };
+        // SAFETY: the double trusts no addresses.
+        let run = || unsafe { context.run(&groups::request(1, output), &call) }.map(drop);
+        std::thread::scope(|scope| scope.spawn(run).join()).expect("it has called").expect("a sum");
+        context.settle(Deadline::after(PATIENCE)).expect("all have called");
+        assert_eq!(word(double, output), 1);
+        assert!(!double.has_context(0), "it is not this rank's");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn devices_of_one_process_use_peer_access_and_one_slab_each() {
     let (double, devices) = process(4);
     let seats: Vec<Seat> = (0..4).map(|device| (double.clone(), devices.clone(), device)).collect();

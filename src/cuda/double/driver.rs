@@ -356,9 +356,13 @@ impl StreamCalls for Double {
 }
 
 impl MemoryCalls for Double {
-    fn locate(&self, address: u64) -> Result<Option<Location>> {
+    fn locate(&self, address: u64) -> Result<Found> {
         let machine = self.begin("cuPointerGetAttributes")?;
-        Ok(machine.heap.find(Place { address, bytes: 0 }).map(Allocation::location))
+        if machine.device_here("cuPointerGetAttributes").is_err() {
+            return Ok(Found::NoContext);
+        }
+        let found = machine.heap.find(Place { address, bytes: 0 });
+        Ok(found.map_or(Found::Nowhere, |found| Found::Here(found.location())))
     }
 
     fn allocate_device(&self, bytes: usize) -> Result<u64> {
@@ -443,12 +447,14 @@ impl MemoryCalls for Double {
 impl SharingCalls for Double {
     fn is_shareable(&self, address: u64) -> Result<bool> {
         let machine = self.begin("cuPointerGetAttribute")?;
+        machine.device_here("cuPointerGetAttribute")?;
         let found = machine.heap.find(Place { address, bytes: 1 }).map(Allocation::location);
         Ok(found.is_some_and(|found| !found.mapped) && !machine.isolated)
     }
 
     unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
         let machine = self.begin("cuIpcGetMemHandle")?;
+        machine.device_here("cuIpcGetMemHandle")?;
         match machine.heap.find(Place { address, bytes: 1 }).map(Allocation::location) {
             Some(found) if found.base == address && !machine.isolated => {
                 let mut handle = [0; 64];

@@ -37,8 +37,8 @@ use task::{Carrying, Task};
 use super::context::Devices;
 use super::courier::{self, Combiner};
 use super::driver::{
-    Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, GraphNode, GraphRecord, Grid,
-    HostFunction, Location, Memory, MemoryHandle, ModuleHandle, Priority, StreamHandle,
+    Capture, CaptureMode, ContextHandle, Driver, EventHandle, Found, FunctionHandle, GraphNode, GraphRecord,
+    Grid, HostFunction, Memory, MemoryHandle, ModuleHandle, Priority, StreamHandle,
 };
 use super::exchange::Fault;
 use super::local::{Fold, Kernels};
@@ -169,6 +169,11 @@ impl Double {
     /// it.
     pub(crate) fn forbid_sharing(&self) {
         self.lock().isolated = true;
+    }
+
+    /// Whether a device has a context.
+    pub(crate) fn has_context(&self, device: u32) -> bool {
+        self.lock().retained.get(&device).is_some_and(|&count| count > 0)
     }
 
     /// Bytes of device memory that are allocated, those of the test included.

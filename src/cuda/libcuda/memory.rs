@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use cudarc::driver::sys;
 
 use super::{INVALID_CONTEXT, Libcuda, raw};
-use crate::cuda::driver::{ContextHandle, DeviceCalls, Location, Memory, MemoryCalls, StreamHandle};
+use crate::cuda::driver::{ContextHandle, Found, Location, Memory, MemoryCalls, StreamHandle};
 use crate::error::Result;
 
 const NOT_INITIALIZED: c_int = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as c_int;
@@ -13,7 +13,7 @@ const HOST: c_uint = sys::CUmemorytype::CU_MEMORYTYPE_HOST as c_uint;
 const DEVICE: c_uint = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
 
 impl MemoryCalls for Libcuda {
-    fn locate(&self, address: u64) -> Result<Option<Location>> {
+    fn locate(&self, address: u64) -> Result<Found> {
         use sys::CUpointer_attribute as Attribute;
         let mut attributes = [
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint,
@@ -38,49 +38,29 @@ impl MemoryCalls for Libcuda {
             (&raw mut whole).cast(),
             (&raw mut pool).cast(),
         ];
-        let mut ask = || {
+        // SAFETY: fills what `data` points to, each as wide as its attribute or wider. Any address may be asked about.
+        let result = unsafe {
             let count = attributes.len() as c_uint;
-            // SAFETY: fills what `data` points to, each as wide as its attribute or wider. Any address may be asked about.
-            unsafe {
-                (self.calls.cuPointerGetAttributes)(
-                    count,
-                    attributes.as_mut_ptr(),
-                    data.as_mut_ptr(),
-                    address,
-                )
-            }
+            (self.calls.cuPointerGetAttributes)(count, attributes.as_mut_ptr(), data.as_mut_ptr(), address)
         };
-        let result = match ask() {
-            // No context is current on this thread, which says nothing about the pointer.
-            INVALID_CONTEXT => {
-                // Never released: making one takes long.
-                let context = *self.fallback.get_or_try_init(|| self.retain_context(0))?;
-                // SAFETY: retained, pushed and popped here.
-                unsafe {
-                    self.push_context(context)?;
-                    let result = ask();
-                    self.pop_context()?;
-                    result
-                }
-            }
-            result => result,
-        };
-        if result == NOT_INITIALIZED {
+        match result {
+            // It says nothing about the pointer. (Driver 580 answers without a context.)
+            INVALID_CONTEXT => return Ok(Found::NoContext),
             // Loaded, but nobody has used it: no device memory exists.
-            return Ok(None);
+            NOT_INITIALIZED => return Ok(Found::Nowhere),
+            result => self.check("cuPointerGetAttributes", result)?,
         }
-        self.check("cuPointerGetAttributes", result)?;
         let memory = match kind {
             _ if managed != 0 => Memory::Managed,
             HOST => Memory::Host,
             DEVICE => Memory::Device,
             // Zero: memory that CUDA has not heard of.
-            _ => return Ok(None),
+            _ => return Ok(Found::Nowhere),
         };
         let device = u32::try_from(device).unwrap_or(0);
         // What is allocated in one piece can be shared by a legacy handle, or is a pool's.
         let mapped = memory == Memory::Device && whole & 0xff == 0 && pool.is_null();
-        Ok(Some(Location { memory, device, base, bytes: bytes as u64, buffer, mapped }))
+        Ok(Found::Here(Location { memory, device, base, bytes: bytes as u64, buffer, mapped }))
     }
 
     fn allocate_device(&self, bytes: usize) -> Result<u64> {

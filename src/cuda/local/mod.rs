@@ -199,7 +199,10 @@ fn device_of(devices: &Devices, span: &Span) -> Result<(u32, bool)> {
         );
     }
     // Memory of a pool, and what is mapped piece by piece, is for those whom its owner lets in.
-    let open = location.memory == Memory::Managed || devices.driver().is_shareable(address)?;
+    let open = location.memory == Memory::Managed || {
+        let _entered = devices.enter(location.device)?;
+        devices.driver().is_shareable(address)?
+    };
     Ok((location.device, open))
 }
 

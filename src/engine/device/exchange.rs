@@ -334,11 +334,11 @@ impl DeviceExchange {
     /// The root's input of a broadcast by stages, as each rank reaches it, if all do where it lies.
     fn seen_by_all(&self, pull: &Pull) -> Result<Option<[u64; MAX_RANKS]>> {
         let found = self.in_window(pull.input, pull.bytes)?;
-        if found.is_none()
-            && self.parts().room.one_process
-            && self.devices().driver().is_shareable(pull.input)?
-        {
-            return Ok(Some([pull.input; MAX_RANKS]));
+        if found.is_none() && self.parts().room.one_process {
+            let _entered = self.devices().enter(self.device())?;
+            if self.devices().driver().is_shareable(pull.input)? {
+                return Ok(Some([pull.input; MAX_RANKS]));
+            }
         }
         Ok(found)
     }

@@ -163,11 +163,11 @@ impl Own {
     fn offer(&self, exchange: &DeviceExchange) -> Result<Message> {
         let Own { address, bytes, buffer, base } = *self;
         let devices = exchange.devices();
+        let _entered = devices.enter(exchange.device())?;
         if !devices.driver().is_shareable(address)? {
             fail!(Unsupported, "it was not allocated by cudaMalloc, cuMemAlloc or ncclMemAlloc");
         }
         exchange.prepare_to_latch()?;
-        let _entered = devices.enter(exchange.device())?;
         // SAFETY: the first byte of a live allocation: the caller owns it.
         let handle = unsafe { devices.driver().export_memory(base) }?;
         let (process, slab) = (slab::identity(devices), NO_SLAB | buffer);
