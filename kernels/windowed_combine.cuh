@@ -28,8 +28,8 @@ struct WindowedCombiner {
     DEVICE void run() const {
         const u32 size = call.group.size;
         const u64 bytes = length(), address = reinterpret_cast<u64>(result(call.group.rank));
-        // The bits in which addresses differ from each other.
-        u64 differ = 0;
+        // The bits in which addresses differ from each other, and by which they miss the beginnings of elements.
+        u64 differ = address % sizeof(typename T::Memory);
 #pragma unroll 1
         for (u32 i = 0; i < size; i++) {
             differ |= reinterpret_cast<u64>(ranks.input[i] + begin()) ^ address;

@@ -353,7 +353,9 @@ fn long_calls_of_a_group_that_may_be_in_windows_share_no_launches() {
 /// A call in windows.
 fn any_windowed(dice: &mut Dice, size: u32, kinds: &[Kind]) -> Case {
     let case = Case { way: Way::Windowed, ..any_call(dice, size, kinds, [1, 9000]) };
-    Case { in_place: case.in_place && case.kind != Kind::Alltoall, ..case }
+    // At addresses between two elements, too.
+    let between = if case.kind.reduces() && dice.below(4) == 0 { case.dtype.size() as u64 / 2 } else { 0 };
+    Case { in_place: case.in_place && case.kind != Kind::Alltoall, skew: case.skew + between, ..case }
 }
 
 const WINDOWED: [Kind; 5] =
