@@ -102,6 +102,42 @@ fn streams_of_one_capture_take_turns() {
     }
 }
 
+/// They have one handle.
+#[test]
+fn the_default_streams_of_two_threads_in_one_capture_take_turns() {
+    for order in Order::all(2) {
+        ranks(&processes_in(order, 2), words, |context, (double, devices, device)| {
+            let output = double.memory(*device, 4);
+            // SAFETY: a default stream always exists.
+            let own =
+                unsafe { Stream::borrow(devices, *device, StreamHandle::PER_THREAD) }.expect("a stream");
+            let [begun, done] = [(); 2].map(|()| Event::new(devices, *device).expect("an event"));
+            let call = || {
+                // SAFETY: the double trusts no addresses.
+                unsafe { sum(context, 1, output, Some(StreamHandle::PER_THREAD), PATIENCE).enqueue() }
+                    .expect("it is captured");
+            };
+            let other = || {
+                own.wait(&begun).expect("it joins");
+                call();
+                done.record(&own).expect("it is recorded");
+            };
+            double.begin_capture(StreamHandle::PER_THREAD, *device);
+            // Before the call, which nothing that the program does puts before the other thread's.
+            begun.record(&own).expect("it is recorded");
+            call();
+            std::thread::scope(|scope| scope.spawn(other).join()).expect("it has called");
+            call();
+            own.wait(&done).expect("it comes back");
+            let graph = double.end_capture(StreamHandle::PER_THREAD, *device).expect("a graph");
+            double.launch_graph(&graph, double.stream(*device), *device);
+            context.settle(Deadline::after(PATIENCE)).expect("all have called");
+            assert_eq!(word(double, output), 3, "{order:?}");
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    }
+}
+
 #[test]
 fn captures_that_alternate_keep_to_their_streams() {
     ranks(&processes(2), words, |context, (double, devices, device)| {

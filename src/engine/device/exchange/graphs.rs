@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use super::Parts;
+use super::lane::Id;
 use crate::cuda::driver::GraphRecord;
 use crate::cuda::stream::Stream;
 use crate::error::{Result, fail};
@@ -33,17 +34,17 @@ pub(super) struct Captured {
 #[derive(Debug)]
 struct Last {
     capture: u64,
-    stream: u64,
+    stream: Id,
     /// Where the graph records that it is done.
     record: Option<GraphRecord>,
 }
 
 impl Captured {
-    /// Gives a call to `stream`, of the number `id`, which is in `capture`.
+    /// Gives a call to `stream`, which is in `capture`.
     pub(super) fn give(
         &mut self,
         parts: &Parts,
-        (stream, id): (&Stream, u64),
+        (stream, id): (&Stream, Id),
         capture: u64,
         mixes: bool,
         launch: impl FnOnce(&Stream) -> Result<()>,
@@ -85,7 +86,7 @@ impl Captured {
     }
 
     /// Refuses a call on the stream `id`, in `capture`, that has no way to come behind the one before it in the capture.
-    pub(super) fn admit(&self, id: u64, capture: u64) -> Result<()> {
+    pub(super) fn admit(&self, id: Id, capture: u64) -> Result<()> {
         let before = self.last.iter().position(|last| last.capture == capture);
         match before.map(|place| (&self.last[place], place + 1 == self.last.len())) {
             Some((before, false)) if before.stream != id => fail!(

@@ -1,6 +1,7 @@
 //! The order of the calls: how each is given to its stream.
 
 use std::sync::atomic::{Ordering, fence};
+use std::thread::ThreadId;
 
 use super::graphs::Captured;
 use super::{Caller, DeviceExchange, Enqueued, Meets, Members};
@@ -16,16 +17,31 @@ use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::signature::Signature;
 
-/// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
-const CAPTURED: u64 = 1 << 63;
+/// What tells a stream from all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Id {
+    /// Its number, which the driver never uses again.
+    Number(u64),
+    /// Of a stream that is being captured the driver does not tell that: its handle, and whose default stream it is, if it is a thread's.
+    /// What is in one capture lives until it ends.
+    Captured(StreamHandle, Option<ThreadId>),
+}
+
+impl Id {
+    /// That of a stream that is being captured.
+    fn captured(handle: StreamHandle) -> Id {
+        let thread = (handle == StreamHandle::PER_THREAD).then(|| std::thread::current().id());
+        Id::Captured(handle, thread)
+    }
+}
 
 /// The order of the calls.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
-    /// The stream of the last call, checked, by its id: ids are never used again.
-    stream: Option<(u64, Stream)>,
+    /// The stream of the last call, checked.
+    stream: Option<(Id, Stream)>,
     /// The stream that ran the last call that was not captured.
-    pub(super) ran_on: Option<u64>,
+    pub(super) ran_on: Option<Id>,
     pub(super) captured: Captured,
     pub(super) calls: Calls,
 }
@@ -165,7 +181,7 @@ impl DeviceExchange {
     }
 
     /// The caller's stream, which the lane has then, its id, and the capture that it is in.
-    fn find_stream(&self, lane: &mut Lane, caller: Caller) -> Result<(StreamHandle, u64, Option<u64>)> {
+    fn find_stream(&self, lane: &mut Lane, caller: Caller) -> Result<(StreamHandle, Id, Option<u64>)> {
         let (parts, devices) = (self.parts(), self.devices());
         let handle = caller.stream.unwrap_or(parts.stream.handle());
         // SAFETY: whoever calls has promised that it lives.
@@ -178,9 +194,8 @@ impl DeviceExchange {
         };
         let id = match capture {
             // SAFETY: as above.
-            None => unsafe { devices.driver().stream_id(handle) }?,
-            // Then the driver does not tell. What is in one capture lives until it ends.
-            Some(_) => CAPTURED | handle.0 as u64,
+            None => Id::Number(unsafe { devices.driver().stream_id(handle) }?),
+            Some(_) => Id::captured(handle),
         };
         if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
             // SAFETY: as above; it is not used for a later call unless it lives then.

@@ -3,6 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
+use super::lane::Id;
 use super::{Caller, DeviceExchange, Enqueued, Lane, Meets};
 use crate::cuda::exchange::{Job, Point};
 use crate::cuda::quiet::Launching;
@@ -20,7 +21,7 @@ pub struct Series<'a> {
     /// As in `give`. Couriers that are launched in between are, too, by the same thread.
     _launching: Launching<'a>,
     stream: Stream,
-    id: u64,
+    id: Id,
     /// Whether the stream has been given something for which no event stands.
     open: bool,
 }
@@ -42,7 +43,7 @@ impl DeviceExchange {
         let id = {
             let _entered = devices.enter(self.device())?;
             // SAFETY: as above.
-            unsafe { devices.driver().stream_id(handle) }?
+            Id::Number(unsafe { devices.driver().stream_id(handle) }?)
         };
         let _launching = self.devices().launching();
         Ok(Series { exchange: self, lane, _launching, stream, id, open: false })
