@@ -165,13 +165,18 @@ impl Located {
     }
 
     /// The device whose memory it is, and the argument that says so; managed memory goes to whichever device asks for it.
-    /// Refuses memory of two devices, and what ends before the call's bytes do.
+    /// Refuses memory of two devices, and what ends before the call's bytes do. Of pinned memory the host also has what lies behind: it may
+    /// be part of a buffer.
     fn device(&self, cuda: &Cuda) -> Result<Option<(u32, &'static str)>> {
         let mut device: Option<(u32, &str)> = None;
         for (span, location) in &self.spans {
-            let Some(location) = location.filter(|location| location.memory == Memory::Device) else {
+            let Some(location) = location.filter(|location| location.memory != Memory::Host) else {
                 continue;
             };
+            span.fits(location, cuda)?;
+            if location.memory == Memory::Managed {
+                continue;
+            }
             let (name, found) = (span.name, location.device);
             if let Some((other, first)) = device
                 && other != found
@@ -182,7 +187,6 @@ impl Located {
                 );
             }
             device.get_or_insert((found, name));
-            span.fits(location, cuda)?;
         }
         Ok(device)
     }
@@ -192,6 +196,9 @@ impl Located {
     pub(super) fn reachable(&self, cuda: &Cuda) -> Result<(Option<u32>, &'static str)> {
         let device = self.device(cuda)?;
         for (span, location) in &self.spans {
+            if let Some(location) = location.filter(|location| location.memory == Memory::Host) {
+                span.pinned(location, cuda)?;
+            }
             if location.is_none() && span.bytes > 0 {
                 span.readable()?;
                 let name = span.name;
@@ -226,6 +233,24 @@ impl Span {
         if end < self.end() {
             let room = end.saturating_sub(self.start());
             fail!(InvalidArgument, "{name} has {room} bytes left in its allocation, but {bytes} are needed");
+        }
+        Ok(())
+    }
+
+    /// Refuses a span that goes on beyond what is pinned, in one piece or in several, one after the other.
+    fn pinned(&self, location: Location, cuda: &Cuda) -> Result<()> {
+        let mut end = location.end();
+        while end < self.end() {
+            let next = cuda.locate(end)?.filter(|next| next.memory == Memory::Host && next.end() > end);
+            let Some(next) = next else {
+                let (name, bytes, room) = (self.name, self.bytes, end.saturating_sub(self.start()));
+                fail!(
+                    InvalidArgument,
+                    "{name} has {room} bytes left that are pinned, but GPUs are to reach {bytes}: register all of it with CUDA, or \
+                     give memory of the GPU"
+                );
+            };
+            end = next.end();
         }
         Ok(())
     }

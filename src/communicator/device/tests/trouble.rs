@@ -1,5 +1,7 @@
 //! Calls that must not reach a GPU, and first calls on device memory that some ranks do not make.
 
+use std::ops::Range;
+
 use super::*;
 use crate::communicator::start_together;
 use crate::cuda::driver::Memory;
@@ -8,6 +10,7 @@ use crate::cuda::driver::Memory;
 struct Rank<'a> {
     context: &'a Context,
     double: &'a Double,
+    devices: &'a Devices,
     exchanges: bool,
 }
 
@@ -25,7 +28,8 @@ fn troubled<T: Send>(size: u32, exchanges: bool, body: impl Fn(&Rank<'_>) -> T +
                     if exchanges {
                         context.cuda().pretend_loads(only(words));
                     }
-                    let answer = body(&Rank { context: &context, double: &double, exchanges });
+                    let answer =
+                        body(&Rank { context: &context, double: &double, devices: &devices, exchanges });
                     // Kernels of the double wait on when their group has failed.
                     if context.failure().is_none() {
                         double.drain();
@@ -88,9 +92,12 @@ fn bad_arguments_are_named_whichever_way_calls_go() {
             let (here, there) = (double.memory(0, BYTES), double.memory(1, BYTES));
             let (short, freed) = (double.memory(0, BYTES - 1), double.memory(0, BYTES));
             let pieces = double.mapped(0, 128, 3);
+            let [managed, pinned] =
+                [Memory::Managed, Memory::Host].map(|memory| double.memory_of(memory, 0, BYTES - 1));
             double.free(freed);
             let stream = |device| Call { stream: Some(double.stream(device)), ..Call::default() };
             let (plain, on_stream, elsewhere) = (Call::default(), stream(0), stream(1));
+            let on_device = Call { on_device: true, ..stream(0) };
             let refused = |input, output, call: &Call, text: &str| {
                 let found = refusal(rank.sum(input, output, call));
                 assert_eq!(found, (Status::InvalidArgument, text.to_owned()), "exchanges: {exchanges}");
@@ -102,6 +109,15 @@ fn bad_arguments_are_named_whichever_way_calls_go() {
                     &plain,
                     "recvbuf has 399 bytes left in its allocation, but 400 are needed",
                 );
+                refused(
+                    managed,
+                    here,
+                    &plain,
+                    "sendbuf has 399 bytes left in its allocation, but 400 are needed",
+                );
+                let part = "recvbuf has 399 bytes left that are pinned, but GPUs are to reach 400: register all of it with CUDA, \
+                            or give memory of the GPU";
+                refused(here, pinned, &on_device, part);
                 refused(
                     here,
                     there,
@@ -122,6 +138,7 @@ fn bad_arguments_are_named_whichever_way_calls_go() {
                     refused(here, here, &elsewhere, stream);
                 }
                 if rank.exchanges {
+                    refused(here, pinned, &plain, part);
                     let text = |name, address| {
                         format!(
                             "{name} ({address:#x}) is host memory that is not pinned, which GPUs do not reach: give memory of \
@@ -171,6 +188,36 @@ fn what_kernels_reach_is_taken() {
             assert_eq!(status, Status::InvalidArgument);
             assert!(text.starts_with("sendbuf (") && text.contains("not pinned"), "{text}");
             rank.goes_on();
+        });
+    }
+}
+
+/// GPUs reach all of it. The host reaches all of a buffer, whatever part of that is pinned.
+#[test]
+fn memory_that_is_pinned_piece_by_piece_is_taken() {
+    for exchanges in [true, false] {
+        troubled(2, exchanges, |rank| {
+            let here = rank.double.memory(0, BYTES);
+            let on_device = Call { stream: Some(rank.double.stream(0)), on_device: true, ..Call::default() };
+            let buffer = [0u8; BYTES + 1];
+            let pin = |range: Range<usize>| {
+                let address = buffer[range.clone()].as_ptr().cast_mut();
+                let _entered = rank.devices.enter(0).expect("a context");
+                // SAFETY: the memory outlives the double's streams.
+                unsafe { rank.devices.driver().register_host(address, range.len()) }.expect("it is pinned");
+            };
+            let start = buffer.as_ptr().expose_provenance() as u64;
+            pin(0..100);
+            pin(101..BYTES + 1);
+            let (_, text) = refusal(rank.sum(start, here, &on_device));
+            assert!(text.starts_with("sendbuf has 100 bytes left that are pinned"), "{text}");
+            if !exchanges {
+                rank.sum(start, here, &Call::default()).expect("the host reaches it");
+            }
+            pin(100..101);
+            rank.sum(start, here, &on_device).expect("GPUs reach it");
+            rank.goes_on();
+            rank.double.drain();
         });
     }
 }
