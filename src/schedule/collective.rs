@@ -10,7 +10,7 @@ const MAX_ELEMENTS: u64 = 1 << 46;
 /// The most ranks that a schedule is for.
 const MAX_RANKS: u32 = 1 << 16;
 /// The most pieces that pipelining cuts one span into, whatever the chunk: schedules stay small.
-const MAX_PIECES: u64 = 4096;
+pub(super) const MAX_PIECES: u64 = 4096;
 
 /// A collective as one rank calls it. All counts are in elements and may be zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -310,6 +310,14 @@ impl Shape {
         let doubled = block.len.div_ceil(self.portion.max(1) * MAX_PIECES).next_power_of_two();
         pieces(0..block.len, self.portion * doubled)
             .map(move |portion| block.part(portion.start, portion.end - portion.start))
+    }
+
+    /// The most [`Shape::pieces`] that one of `parts` parts of `count` elements has. The longest need not have them: where there would be
+    /// too many, it has fewer and larger ones.
+    pub(super) fn most_pieces(&self, count: u64, parts: u32) -> u64 {
+        // They have two lengths at most.
+        let ends = [0, parts - 1].map(|part| self.pieces(split(count, parts, part)).count() as u64);
+        ends[0].max(ends[1])
     }
 
     /// One of the [`Shape::pieces`]; none behind the last.

@@ -23,8 +23,7 @@ pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64)
     let piece_of = |shard: u32, index: u64| shape.piece(split(count, shards, shard), index);
     // Who comes next, so that the members do not all turn to the same owner.
     let distance = |owner: Rank| (owner + nodes.size - shape.rank) % nodes.size;
-    // No shard is longer than the first.
-    for index in 0..shape.pieces(split(count, shards, 0)).count() as u64 {
+    for index in 0..shape.most_pieces(count, shards) {
         let pieces = |own: bool| {
             let owned = move |&(owner, ..): &(Rank, u32, Range<u64>)| (owner == shape.rank) == own;
             let piece = |shard| Some((nodes.owner(node, shard), shard, piece_of(shard, index)?));

@@ -14,8 +14,7 @@ pub(in crate::schedule) fn broadcast(b: &mut Builder, shape: &Shape, count: u64,
     let part = |owner: Rank| split(count, shape.size - 1, label(owner));
     let input = Span::new(Buffer::Input, 0, count);
     if shape.rank == root {
-        let longest = part(shape.ahead(1));
-        for index in 0..shape.pieces(longest).count() as u64 {
+        for index in 0..shape.most_pieces(count, shape.size - 1) {
             for owner in others(shape.ahead(1)) {
                 if let Some(piece) = shape.piece(part(owner), index) {
                     b.send(owner, Span::of(Buffer::Input, piece));

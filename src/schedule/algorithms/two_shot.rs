@@ -35,8 +35,7 @@ fn two_shot(b: &mut Builder, shape: &Shape, count: u64, root: Option<Rank>) {
     // than what it was ahead.
     let ahead = if root.is_none() { window } else { window / 2 };
     let mut flights = vec![Flight::default(); shape.size as usize];
-    // No shard is longer than the first.
-    for index in 0..shape.pieces(shard(0)).count() {
+    for index in 0..shape.most_pieces(count, shape.size) as usize {
         let piece_of = |owner: Rank| shape.piece(shard(owner), index as u64);
         for distance in 1..shape.size {
             let owner = shape.ahead(distance);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::schedule::builder::Builder;
+use crate::schedule::collective::MAX_PIECES;
 use crate::schedule::ir::Step;
 use crate::schedule::{Agreement, Algorithm, Kind, Shape, plan};
 
@@ -287,6 +288,30 @@ fn two_shot_goes_on_as_it_has_begun() {
                 }
             }
         }
+    }
+}
+
+/// The longer part has fewer pieces than the shorter one.
+#[test]
+fn parts_with_the_most_pieces_are_moved_to_their_ends() {
+    let count = 2 * MAX_PIECES + 1;
+    for (kind, algorithm, size) in [
+        (Kind::Allreduce, Algorithm::TwoShot, 2),
+        (Kind::Reduce, Algorithm::TwoShot, 2),
+        (Kind::Allreduce, Algorithm::Hierarchical, 2),
+        (Kind::Broadcast, Algorithm::ScatterAllgather, 3),
+    ] {
+        let case = Case {
+            algorithm,
+            collectives: collectives(kind, size, count, 0, false, false),
+            in_place: false,
+            chunk: 1,
+            portion: 0,
+            ranks_per_node: size,
+            agreement: Agreement::Unsaid,
+            told: None,
+        };
+        case.prove();
     }
 }
 
