@@ -87,7 +87,7 @@ static void an_abort(unisono_context_t *ctx, void *arg) {
 static void an_abort_with_a_cause(unisono_context_t *ctx, void *arg) {
     (void)arg;
     if (unisono_context_rank(ctx) == 1) {
-        CHECK_OK(unisono_context_abort_because(ctx, "the disk is full\nagain"));
+        CHECK_OK(unisono_context_abort_because(ctx, "the disk is full\nagain\xff"));
     }
     CHECK_STATUS(UNISONO_ABORTED, unisono_barrier(ctx, NULL, NULL));
     CHECK_TEXT(unisono_last_error(), "rank 1 aborted 'default': the disk is full again");

@@ -45,7 +45,8 @@
  *   checked before anything happens, handles included: one of another type is UNISONO_INVALID_ARGUMENT (one that has been
  *   destroyed is not always recognised). Out-parameters are written on success only. An operation that fails
  *   later, because a peer died or called something else, fails its context on every rank within a second, with
- *   the same cause; unisono_context_status and unisono_context_error tell it at any time. A send or receive that times out, is
+ *   the same cause; unisono_context_status and unisono_context_error tell it at any time. (Where one rank makes a child of the
+ *   context and others call an operation, a thread of each may come to the other yet: that ends at a deadline.) A send or receive that times out, is
  *   cancelled or differs from the other side's fails alone, and so does a call of a group of one whose stream does not come to it. The contents of the receive buffer are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
  */
 
@@ -594,9 +595,9 @@ unisono_status_t unisono_store_set(const struct unisono_store_t *store,
                                    const void *value,
                                    uint64_t bytes);
 
-/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever), and
-/// gives a copy of its value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length. Neither `value` nor `bytes`
-/// may be NULL.
+/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever; a server
+/// that does not answer is given half a second more), and gives a copy of its value: `*value` is freed by unisono_free and is never
+/// NULL, `*bytes` is its length. Neither `value` nor `bytes` may be NULL.
 unisono_status_t unisono_store_get(const struct unisono_store_t *store,
                                    const char *key,
                                    uint64_t timeout_ms,
@@ -718,7 +719,7 @@ unisono_status_t unisono_context_set_timeout(const struct unisono_context_t *ctx
 /// at once; from any thread, also while others wait. The context can only be destroyed afterwards.
 unisono_status_t unisono_context_abort(const struct unisono_context_t *ctx);
 
-/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none.
+/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none. What is not UTF-8 in it is replaced.
 unisono_status_t unisono_context_abort_because(const struct unisono_context_t *ctx,
                                                const char *cause);
 

@@ -1,6 +1,6 @@
 //! Contexts: one rank's membership in a group.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::marker::{PhantomData, PhantomPinned};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -338,7 +338,7 @@ pub unsafe extern "C" fn unisono_context_abort(ctx: *const unisono_context_t) ->
     })
 }
 
-/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none.
+/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none. What is not UTF-8 in it is replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_abort_because(
     ctx: *const unisono_context_t,
@@ -347,8 +347,9 @@ pub unsafe extern "C" fn unisono_context_abort_because(
     guard(|| {
         // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
         let handle = unsafe { Handle::borrow(ctx, "ctx") }?;
-        // SAFETY: the contract of the header: NULL or a C string.
-        handle.context.abort_because(unsafe { optional_text(cause, "cause") }?);
+        // SAFETY: the contract of the header: NULL or a C string that does not change meanwhile.
+        let cause = (!cause.is_null()).then(|| unsafe { CStr::from_ptr(cause) }.to_string_lossy());
+        handle.context.abort_because(cause.as_deref());
         Ok(())
     })
 }

@@ -179,9 +179,9 @@ pub unsafe extern "C" fn unisono_store_set(
     })
 }
 
-/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever), and
-/// gives a copy of its value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length. Neither `value` nor `bytes`
-/// may be NULL.
+/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever; a server
+/// that does not answer is given half a second more), and gives a copy of its value: `*value` is freed by unisono_free and is never
+/// NULL, `*bytes` is its length. Neither `value` nor `bytes` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_get(
     store: *const unisono_store_t,

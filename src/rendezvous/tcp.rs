@@ -278,6 +278,12 @@ impl TcpStore {
                 }
                 Err(Refusal::ForNow(cause)) if deadline.expired() => {
                     let after = since.elapsed().as_secs_f64();
+                    // It has greeted before.
+                    let cause = if is_late(&cause) {
+                        "no answer; look at the process that hosts it (rank 0 or the launcher): it may be stopped".to_owned()
+                    } else {
+                        cause.to_string()
+                    };
                     fail!(Timeout, "{}: no further connection after {after:.1} s: {cause}", self.describe())
                 }
                 Err(Refusal::ForNow(_)) => thread::sleep(deadline.remaining_capped(pause)),

@@ -105,6 +105,40 @@ fn a_server_that_is_silent_at_one_of_its_addresses_is_not_taken_for_gone() {
     assert_eq!(statuses, [Status::Timeout, Status::PeerFailed]);
 }
 
+/// As one whose process is stopped: the kernel accepts, nobody greets.
+#[test]
+fn a_server_that_has_greeted_and_answers_no_more_is_not_taken_for_another_program() {
+    let server = ServerHandle::start(loopback(), None).expect("a server");
+    let between = TcpListener::bind(loopback()).expect("a listener");
+    let port = between.local_addr().expect("an address").port();
+    let passes_one_on = thread::spawn(move || {
+        let (client, _) = between.accept().expect("a client");
+        let upstream = TcpStream::connect(server.local_address()).expect("the server");
+        let ways = [(&client, &upstream), (&upstream, &client)];
+        thread::scope(|scope| {
+            for (mut from, mut to) in ways {
+                scope.spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        });
+    });
+    let store = TcpStore::connect("127.0.0.1", port, None, soon()).expect("it is greeted");
+    thread::scope(|scope| {
+        // Has the connection meanwhile.
+        let waits = scope.spawn(|| store.get("later", Deadline::after(Duration::from_secs(2))));
+        thread::sleep(Duration::from_millis(100));
+        let error =
+            store.try_get("key", Deadline::after(Duration::from_millis(100))).expect_err("nobody answers");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("rank 0 or the launcher): it may be stopped"), "{error}");
+        assert_eq!(waits.join().expect("no panic").expect_err("nobody sets it").status(), Status::Timeout);
+    });
+    drop(store);
+    passes_one_on.join().expect("it has passed all on");
+}
+
 #[test]
 fn an_address_that_there_is_no_way_to_says_nothing_of_a_server() {
     let (_place, refuses) = reserved();
