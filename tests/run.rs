@@ -6,9 +6,12 @@ mod not_run;
 #[path = "support/unshared.rs"]
 mod unshared;
 
+use std::ffi::CStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
@@ -647,6 +650,60 @@ fn output_that_cannot_be_written_is_no_success() {
     // What a rank failed with says more.
     let status = start("echo result; exit 3").stdout(full()).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(3));
+}
+
+/// A terminal: the side that shows it, and the one that programs write to.
+fn terminal() -> (fs::File, fs::File) {
+    let master = fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open("/dev/ptmx");
+    let (master, mut name) = (master.unwrap(), [0; 64]);
+    // SAFETY: the descriptor is a terminal's; the name is written into the array, whose length is given.
+    unsafe {
+        assert_eq!(libc::grantpt(master.as_raw_fd()), 0);
+        assert_eq!(libc::unlockpt(master.as_raw_fd()), 0);
+        assert_eq!(libc::ptsname_r(master.as_raw_fd(), name.as_mut_ptr(), name.len()), 0);
+    }
+    // SAFETY: it was written, with its end.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_str().unwrap();
+    let slave = fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(name);
+    (master, slave.unwrap())
+}
+
+#[test]
+fn a_terminal_that_nobody_reads_stops_nothing() {
+    for (interrupted, opens) in [(false, true), (true, true), (false, false), (true, false)] {
+        let folder = Folder::new(&format!("unread-{interrupted}-{opens}"));
+        let (master, slave) = terminal();
+        if !opens {
+            slave.set_permissions(fs::Permissions::from_mode(0o000)).unwrap();
+        }
+        let script =
+            format!("echo $$ >{0}/$RANK.part; mv {0}/$RANK.part {0}/$RANK; exec yes", folder.0.display());
+        let timeout = if interrupted { "1000" } else { "1" };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
+        command.args(["-n", "2", "--grace", "1", "--timeout", timeout, "--", "sh", "-c", &script]);
+        command.stdin(Stdio::null()).stdout(slave.try_clone().unwrap()).stderr(slave);
+        // SAFETY: only makes system calls.
+        unsafe {
+            // Root may open what nobody may (CAP_DAC_OVERRIDE); others have nothing to lose.
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_CAPBSET_DROP, 1);
+                Ok(())
+            });
+        }
+        let mut launcher = Launcher { child: command.spawn().unwrap() };
+        let pid = |rank: usize| fs::read_to_string(folder.join(&rank.to_string())).ok();
+        if interrupted {
+            until("the ranks run", || pid(0).is_some() && pid(1).is_some());
+            // To fill the terminal. Where that takes longer, the test shows less, and does not fail.
+            thread::sleep(Duration::from_millis(300));
+            launcher.signal(libc::SIGTERM);
+        }
+        let status = launcher.wait();
+        let due = if interrupted { (None, Some(libc::SIGTERM)) } else { (Some(124), None) };
+        assert_eq!((status.code(), status.signal()), due);
+        assert!((0..2).all(|rank| gone(pid(rank).expect("it has run").trim())));
+        drop(master);
+    }
 }
 
 #[test]

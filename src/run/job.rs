@@ -101,8 +101,8 @@ enum Phase {
     Killed,
     /// All have ended; what they left running may write until then.
     Aftermath(Deadline),
-    /// Nothing of the job runs; what is in the pipes is shown.
-    Emptying,
+    /// Nothing of the job runs; what is in the pipes is shown, as long as somebody reads by then.
+    Emptying(Deadline),
 }
 
 #[derive(Clone, Copy)]
@@ -193,9 +193,7 @@ impl Job {
                 match (event, ready) {
                     (Event::Output(rank, stream), true) => self.read(rank, stream)?,
                     // Nobody is left who could write to it.
-                    (Event::Output(rank, stream), false) if self.phase == Phase::Emptying => {
-                        self.close(rank, stream)
-                    }
+                    (Event::Output(rank, stream), false) if self.is_emptying() => self.close(rank, stream),
                     (_, false) => {}
                     (Event::Sink(stream), true) => self.write(stream),
                     (Event::Input, true) => self.pass_input_on(),
@@ -221,7 +219,11 @@ impl Job {
 
     fn is_over(&self) -> bool {
         let silent = self.ranks.iter().all(|rank| rank.pipes.iter().all(Option::is_none));
-        self.phase == Phase::Emptying && silent && !self.sinks.iter().any(Sink::wants_to_write)
+        self.is_emptying() && silent && !self.sinks.iter().any(Sink::wants_to_write)
+    }
+
+    fn is_emptying(&self) -> bool {
+        matches!(self.phase, Phase::Emptying(_))
     }
 
     /// What is waited for now. Ends come after output, so that a rank's last words come before its end.
@@ -261,10 +263,10 @@ impl Job {
             Phase::Ending(until) | Phase::Aftermath(until) => until,
             Phase::Killed => Deadline::NEVER,
             // What is not ready now never will be.
-            Phase::Emptying if events.iter().any(|event| matches!(event, Event::Output(..))) => {
+            Phase::Emptying(_) if events.iter().any(|event| matches!(event, Event::Output(..))) => {
                 Deadline::after(Duration::ZERO)
             }
-            Phase::Emptying => Deadline::NEVER,
+            Phase::Emptying(until) => until,
         };
         for (rank, state) in self.ranks.iter().enumerate() {
             for (sink, pipe) in self.sinks.iter().zip(&state.pipes) {
@@ -311,8 +313,12 @@ impl Job {
                 let silent = self.ranks.iter().all(|rank| rank.pipes.iter().all(Option::is_none));
                 if silent || until.expired() {
                     self.signal_all(libc::SIGKILL)?;
-                    self.phase = Phase::Emptying;
+                    self.empty();
                 }
+                Ok(())
+            }
+            Phase::Emptying(until) if until.expired() => {
+                self.drop_output();
                 Ok(())
             }
             _ => Ok(()),
@@ -323,7 +329,7 @@ impl Job {
         let Some(pipe) = &mut self.ranks[rank].pipes[stream] else { return Ok(()) };
         let mut buffer = [0; 64 << 10];
         let Some(count) = pipe.read(&mut buffer)? else { return Ok(()) };
-        let exhausted = self.phase == Phase::Emptying && pipe.exhausts(count);
+        let exhausted = matches!(self.phase, Phase::Emptying(_)) && pipe.exhausts(count);
         self.sinks[stream].feed(rank, &buffer[..count]);
         if count == 0 || exhausted {
             self.close(rank, stream);
@@ -338,8 +344,13 @@ impl Job {
 
     fn write(&mut self, stream: usize) {
         match self.sinks[stream].write() {
-            Ok(true) => return,
-            Ok(false) => {}
+            Ok(Some(count)) => {
+                if count > 0 && self.is_emptying() {
+                    self.empty();
+                }
+                return;
+            }
+            Ok(None) => {}
             Err(cause) => {
                 self.lost_output = true;
                 if stream == 0 {
@@ -374,7 +385,7 @@ impl Job {
                 self.input = None;
             }
         }
-        if self.running().is_empty() && !matches!(self.phase, Phase::Aftermath(_) | Phase::Emptying) {
+        if self.running().is_empty() && !matches!(self.phase, Phase::Aftermath(_) | Phase::Emptying(_)) {
             if matches!(self.phase, Phase::Doubt(_)) {
                 self.accuse();
             }
@@ -462,17 +473,27 @@ impl Job {
             }
             Phase::Ending(_) => self.signal_all(signal)?,
             Phase::Killed => {}
-            Phase::Aftermath(_) | Phase::Emptying => {
+            Phase::Aftermath(_) | Phase::Emptying(_) => {
                 self.signal_all(libc::SIGKILL)?;
-                self.phase = Phase::Emptying;
-                // Output that nobody reads must not keep the launcher from ending.
-                for rank in &mut self.ranks {
-                    rank.pipes = [None, None];
-                }
-                self.sinks.iter_mut().for_each(Sink::give_up);
+                self.empty();
+                self.drop_output();
             }
         }
         Ok(())
+    }
+
+    /// Shows what is left. Where the job was to end, a reader that rests for as long as the ranks could is not waited for.
+    fn empty(&mut self) {
+        let ended = self.timed_out || self.asked.is_some();
+        self.phase = Phase::Emptying(if ended { Deadline::after(self.grace) } else { Deadline::NEVER });
+    }
+
+    /// Shows nothing more: output that nobody reads must not keep the launcher from ending.
+    fn drop_output(&mut self) {
+        for rank in &mut self.ranks {
+            rank.pipes = [None, None];
+        }
+        self.sinks.iter_mut().for_each(Sink::give_up);
     }
 
     /// Tells all that they should end.

@@ -35,7 +35,8 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) stdin: bool,
 
-    /// How long ranks that are told to end (SIGTERM) may take before they are killed (SIGKILL)
+    /// How long ranks that are told to end (SIGTERM) may take before they are killed (SIGKILL); also how long, once the time is
+    /// up or after a signal, whoever reads the output may rest before the rest of it is dropped
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(super) grace: Duration,
 

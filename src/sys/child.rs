@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::ptr;
+use std::time::Duration;
 
 use crate::deadline::Deadline;
 
@@ -313,6 +314,34 @@ pub fn die_by(signal: i32) {
         libc::raise(signal);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
     }
+}
+
+/// Makes a system call that may block, on the main thread, and interrupts it each time that so long has passed.
+pub fn interrupted<T>(every: Duration, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    extern "C" fn nothing(_signal: i32) {}
+    let mut set = empty_set();
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: `action` is zeroed, which is a valid one without flags (so calls are not begun anew) and with an empty mask; the
+    // handler does nothing. Both it and `set` live across the calls.
+    unsafe {
+        (*action.as_mut_ptr()).sa_sigaction = nothing as extern "C" fn(i32) as libc::sighandler_t;
+        check!(libc::sigaction(libc::SIGALRM, action.as_ptr(), ptr::null_mut()))?;
+        libc::sigaddset(&mut set, libc::SIGALRM);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
+    }
+    // Again and again: the first may come before the call.
+    alarm(every)?;
+    let result = call();
+    alarm(Duration::ZERO)?;
+    result
+}
+
+/// Has SIGALRM come each time that so long has passed; never, if that is zero.
+fn alarm(every: Duration) -> io::Result<()> {
+    let every = libc::timeval { tv_sec: every.as_secs() as _, tv_usec: every.subsec_micros() as _ };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: the kernel reads `timer`, which outlives the call.
+    check!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) }).map(drop)
 }
 
 /// What a descriptor is waited for.
