@@ -189,6 +189,35 @@ fn peers_are_run_once_per_round_and_compared() {
 }
 
 #[test]
+fn a_peer_is_not_told_what_the_ranks_were() {
+    let folder = Folder::new("told");
+    let file = folder.file("told");
+    let peer = format!(
+        "stub=echo ${{UNISONO_HOST-none}} ${{NCCL_HOSTID-none}} ${{CUDA_DEVICE_MAX_CONNECTIONS-none}} >{file}"
+    );
+    for (queues, hosts, told) in [
+        (None, true, "none none none\n"),
+        (Some("32"), true, "none none 32\n"),
+        (None, false, "mine none none\n"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-bench"));
+        command.args(["--ranks", "2", "-t", "tcp", "--sizes", "8", "-n", "1", "--peer", &peer]);
+        command.args(hosts.then_some(["--hosts", "2"]).into_iter().flatten());
+        command
+            .env_remove("UNISONO_RANK")
+            .env_remove("NCCL_HOSTID")
+            .env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
+        command.env_remove("UNISONO_RUN_QUEUES");
+        command
+            .env("UNISONO_HOST", "mine")
+            .envs(queues.map(|queues| ("CUDA_DEVICE_MAX_CONNECTIONS", queues)));
+        let output = command.output().expect("the benchmark can be run");
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_eq!(std::fs::read_to_string(&file).expect("the peer ran"), told);
+    }
+}
+
+#[test]
 fn a_peer_that_fails_ends_the_run_with_its_name() {
     let arguments = ["--ranks", "2", "--sizes", "8", "-n", "1", "--peer", "broken=exit 7"];
     let output = bench(&arguments);

@@ -161,10 +161,11 @@ impl Role {
                 let mut command: Vec<OsString> =
                     ["unisono-run", "--no-prefix", "-n", &ranks.to_string(), "--"].map(OsString::from).into();
                 if let Some(hosts) = options.hosts {
-                    // Each rank is told its host before it is this program; libraries with NCCL's ABI have a name of their own.
+                    // Each rank is told its host before it is this program.
+                    let [ours, theirs] = peer::HOST_NAMES;
                     let script = format!(
-                        "export UNISONO_HOST=host$((UNISONO_RANK * {hosts} / UNISONO_SIZE)); \
-                         export NCCL_HOSTID=$UNISONO_HOST; exec \"$0\" \"$@\""
+                        "export {ours}=host$((UNISONO_RANK * {hosts} / UNISONO_SIZE)); \
+                         export {theirs}=${ours}; exec \"$0\" \"$@\""
                     );
                     command.extend(["sh", "-c", &script].map(OsString::from));
                 }
@@ -260,7 +261,7 @@ fn measure_all(options: &Options, seat: &Seat) -> Result<bool> {
 /// Runs the other programs one after the other, while our ranks sleep.
 fn run_peers(options: &Options, mut add: impl FnMut(usize, Vec<Peer>)) -> Result<()> {
     for (index, peer) in options.peers.iter().enumerate() {
-        add(index, Peer::run(peer, options.timeout)?);
+        add(index, Peer::run(peer, options.hosts.is_some(), options.timeout)?);
     }
     Ok(())
 }

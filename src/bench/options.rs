@@ -149,7 +149,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "BYTES", default_value = "0", hide_default_value = true, conflicts_with = "pointers", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) offset: u32,
 
-    /// So many timed iterations, whatever the time
+    /// So many timed iterations, whatever the time.
     #[arg(short = 'n', long, value_name = "N")]
     pub(super) iterations: Option<NonZeroU32>,
 
@@ -179,7 +179,8 @@ pub(super) struct Options {
     #[arg(short = 'c', long, value_name = "0|1", default_value = "1", action = ArgAction::Set, value_parser = switch)]
     pub(super) check: bool,
 
-    /// Another program, run once per round by a shell; it prints lines "operation bytes p50_us p99_us"
+    /// Another program, run once per round by a shell, without what launchers and --hosts have told our ranks; it prints lines
+    /// "operation bytes p50_us p99_us"
     #[arg(long = "peer", value_name = "NAME=COMMAND", value_parser = peer)]
     pub(super) peers: Vec<Command>,
 

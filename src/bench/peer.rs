@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::ffi::OsString;
 use std::io::{Read, Result as IoResult};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -10,11 +11,15 @@ use std::time::Duration;
 
 use super::operation;
 use super::options::Command;
+use crate::cuda::queues;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, fail};
 use crate::rendezvous::environment::Launcher;
 use crate::signature::Kind;
 use crate::sys::child::{self, Ends, Readiness};
+
+/// What ranks are told of their hosts by, with `--hosts`; libraries with NCCL's ABI have a name of their own.
+pub(super) const HOST_NAMES: [&str; 2] = ["UNISONO_HOST", "NCCL_HOSTID"];
 
 /// One time that a peer reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,16 +33,19 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Runs the program once, to its end, and reads what it reports.
-    pub(super) fn run(command: &Command, timeout: Duration) -> Result<Vec<Peer>> {
+    /// Runs the program once, to its end, and reads what it reports. `hosts`: our ranks have been told their hosts.
+    pub(super) fn run(command: &Command, hosts: bool, timeout: Duration) -> Result<Vec<Peer>> {
         let deadline = Deadline::after(timeout);
         let mut shell = Process::new("sh");
         shell.arg("-c").arg(&command.command).stdin(Stdio::null()).stdout(Stdio::piped());
         // It may be a job with ranks of its own, and is no rank of ours.
         for name in std::env::vars_os().map(|(name, _)| name) {
-            if name.to_str().is_some_and(belongs_to_a_rank) {
+            if name.to_str().is_some_and(|name| belongs_to_a_rank(name, hosts)) {
                 shell.env_remove(name);
             }
+        }
+        if sets_queues(|name| std::env::var_os(name)) {
+            shell.env_remove(queues::VARIABLE);
         }
         let system = |cause| Error::system(format!("peer '{}' cannot be run", command.name), cause);
         let guard = Guard::start().map_err(system)?;
@@ -120,15 +128,29 @@ fn wait(child: &mut Child, deadline: Deadline) -> IoResult<Option<String>> {
     Ok(ended.then(|| String::from_utf8_lossy(&text).into_owned()))
 }
 
-fn belongs_to_a_rank(name: &str) -> bool {
-    let ours = ["UNISONO_RANK", "UNISONO_SIZE", "UNISONO_ID", "UNISONO_LOCAL_RANK", "UNISONO_LOCAL_SIZE"];
+fn belongs_to_a_rank(name: &str, hosts: bool) -> bool {
+    let ours = [
+        "UNISONO_RANK",
+        "UNISONO_SIZE",
+        "UNISONO_ID",
+        "UNISONO_LOCAL_RANK",
+        "UNISONO_LOCAL_SIZE",
+        queues::SET_BY_LAUNCHER,
+    ];
     let theirs = ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
     let launchers = [Launcher::Torchrun, Launcher::OpenMpi, Launcher::Mpich, Launcher::Slurm]
         .map(Launcher::rank_variable);
     ours.contains(&name)
+        || hosts && HOST_NAMES.contains(&name)
         || theirs.contains(&name)
         || launchers.contains(&name)
         || ["OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether the queues of a device are as many as `unisono-run` has said: not so where somebody has said otherwise since.
+fn sets_queues(get: impl Fn(&str) -> Option<OsString>) -> bool {
+    let set = get(queues::SET_BY_LAUNCHER);
+    set.is_some() && set == get(queues::VARIABLE)
 }
 
 #[cfg(test)]
@@ -137,7 +159,23 @@ mod tests {
 
     fn run(command: &str) -> Result<Vec<Peer>> {
         let command = Command { name: "stub".into(), command: command.into() };
-        Peer::run(&command, Duration::from_secs(60))
+        Peer::run(&command, false, Duration::from_secs(60))
+    }
+
+    #[test]
+    fn what_our_ranks_were_told_is_not_for_peers() {
+        for name in ["UNISONO_RANK", "WORLD_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"] {
+            assert!(belongs_to_a_rank(name, false) && belongs_to_a_rank(name, true), "{name}");
+        }
+        for name in HOST_NAMES {
+            assert!(!belongs_to_a_rank(name, false) && belongs_to_a_rank(name, true), "{name}");
+        }
+        assert!(!belongs_to_a_rank("UNISONO_TRANSPORT", true) && !belongs_to_a_rank(queues::VARIABLE, true));
+        let told = |set: Option<&str>, has: Option<&str>| {
+            sets_queues(|name| if name == queues::VARIABLE { has } else { set }.map(OsString::from))
+        };
+        assert!(told(Some("32"), Some("32")));
+        assert!(!told(None, Some("32")) && !told(Some("32"), Some("1")) && !told(None, None));
     }
 
     #[test]
@@ -158,7 +196,7 @@ mod tests {
     #[test]
     fn a_peer_that_does_not_end_is_ended() {
         let command = Command { name: "sleeper".into(), command: "exec sleep 100".into() };
-        let error = Peer::run(&command, Duration::from_millis(100)).expect_err("it sleeps");
+        let error = Peer::run(&command, false, Duration::from_millis(100)).expect_err("it sleeps");
         assert!(error.text().contains("'sleeper' has not ended"), "{error}");
     }
 
@@ -175,7 +213,7 @@ mod tests {
         for (rest, timeout, ends) in [("wait", 1, false), ("true", 60, true)] {
             let text = format!("sleep {told} >/dev/null & {rest}");
             let command = Command { name: "starter".into(), command: text };
-            let ended = Peer::run(&command, Duration::from_secs(timeout));
+            let ended = Peer::run(&command, false, Duration::from_secs(timeout));
             assert_eq!(ended.is_ok(), ends, "{ended:?}");
             let late = Deadline::after(Duration::from_secs(20));
             while runs() > 0 && !late.expired() {

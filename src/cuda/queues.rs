@@ -10,6 +10,9 @@ use crate::error::Result;
 /// What the driver reads when it begins.
 pub const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
+/// What `unisono-run` has set that to, where it has: what a rank starts that is no rank may want to be without.
+pub const SET_BY_LAUNCHER: &str = "UNISONO_RUN_QUEUES";
+
 /// How many the driver makes unless told otherwise,
 const ORDINARY: usize = 8;
 /// and at most.

@@ -30,7 +30,8 @@ pub(super) fn rank(
     command.args(&options.command[1..]).envs(environment.of_rank(rank));
     // Else the processors reduce what goes through the host on a stream and no courier combines.
     if std::env::var_os(queues::VARIABLE).is_none() {
-        command.env(queues::VARIABLE, queues::MOST.to_string());
+        let most = queues::MOST.to_string();
+        command.env(queues::VARIABLE, &most).env(queues::SET_BY_LAUNCHER, &most);
     }
     command.stdin(if rank == 0 && options.stdin { Stdio::piped() } else { Stdio::null() });
     match &options.output_dir {
