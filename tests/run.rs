@@ -188,7 +188,7 @@ fn every_rank_gets_its_variables_and_its_prefix() {
 fn every_rank_has_all_queues_of_its_gpu_unless_told_otherwise() {
     let script = "echo ${CUDA_DEVICE_MAX_CONNECTIONS-unset}";
     let command = ["-n", "2", "--", "sh", "-c", script];
-    for (given, found) in [(None, "32"), (Some("1"), "1")] {
+    for (given, found) in [(None, "32"), (Some(""), "32"), (Some("1"), "1")] {
         let mut program = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
         program.args(command).env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
         given.map(|given| program.env("CUDA_DEVICE_MAX_CONNECTIONS", given));

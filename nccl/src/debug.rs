@@ -81,9 +81,9 @@ fn read_environment() {
     let mut sink = SINK.write();
     *sink = if wish.version { Sink::Stdout } else { Sink::Stderr };
     if wish.version
-        && let Some(path) = settings::get("NCCL_DEBUG_FILE")
+        && let Some(pattern) = pattern(settings::get("NCCL_DEBUG_FILE"))
     {
-        let path = file_name(&path, &host(), std::process::id());
+        let path = file_name(&pattern, &host(), std::process::id());
         match OpenOptions::new().create(true).append(true).open(&path) {
             Ok(file) => *sink = Sink::File(file),
             Err(cause) => {
@@ -131,6 +131,12 @@ fn line(level: &str, text: &str) -> String {
     format!("{}:{}:{thread} NCCL {level} {text}\n", host(), std::process::id())
 }
 
+/// The pattern that NCCL_DEBUG_FILE gives, if it says something.
+fn pattern(text: Option<String>) -> Option<String> {
+    // Blanks around a name are the name's.
+    text.filter(|text| !text.trim().is_empty())
+}
+
 /// The name of a file, with what its pattern stands for.
 fn file_name(pattern: &str, host: &str, process: u32) -> String {
     let mut name = String::new();
@@ -172,6 +178,13 @@ mod tests {
         assert_eq!(wish(None, Some("debug")), native(LevelFilter::Debug));
         assert_eq!(wish(Some("nonsense"), None), native(LevelFilter::Off));
         assert_eq!(wish(None, Some("loud")), native(LevelFilter::Warn));
+    }
+
+    #[test]
+    fn an_empty_name_is_none() {
+        let given = |text: &str| pattern(Some(text.to_owned()));
+        assert_eq!((pattern(None), given(""), given(" ")), (None, None, None));
+        assert_eq!(given("/logs/nccl.%p").as_deref(), Some("/logs/nccl.%p"));
     }
 
     #[test]

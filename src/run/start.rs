@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use super::environment::Environment;
 use super::options::Options;
 use crate::cuda::queues;
+use crate::settings;
 use crate::sys::child::{self, Keeper, OpenFiles, Signals};
 
 /// What went wrong with the launcher itself, and its exit status.
@@ -29,7 +30,7 @@ pub(super) fn rank(
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]).envs(environment.of_rank(rank));
     // Else the processors reduce what goes through the host on a stream and no courier combines.
-    if std::env::var_os(queues::VARIABLE).is_none() {
+    if settings::get(queues::VARIABLE).is_none() {
         let most = queues::MOST.to_string();
         command.env(queues::VARIABLE, &most).env(queues::SET_BY_LAUNCHER, &most);
     }
