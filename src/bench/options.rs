@@ -36,7 +36,8 @@ use crate::signature::Kind;
                   What is not a collective is measured alone: links (what copies and the network allow), \
                   local-broadcast and local-reduce (across the GPUs of one process), start (ranks made, connected and \
                   through a barrier), reduce-loops (the processor's).\n\n\
-                  Exit status: 0; 1 if a result was wrong; 2 if the benchmark could not run."
+                  Exit status: 0; 1 if a result was wrong; 2 if the benchmark could not run, or if what the others are \
+                  compared with could do nothing."
 )]
 pub(super) struct Options {
     /// What to measure: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, alltoall, barrier,

@@ -27,7 +27,8 @@ pub(super) use bits::bits;
 pub(super) use start::start;
 pub(super) use tune::tune;
 
-/// Measures every case by every subject. Answers whether all results that were looked at are right.
+/// Measures every case by every subject. Answers whether all results that were looked at are right; an error if the first
+/// subject could do nothing.
 pub(super) fn measure(options: &Options, seat: &Seat, cases: Vec<Case>) -> Result<bool> {
     let devices = Devices::open()?;
     let device = device_of(&devices, seat)?;
@@ -63,6 +64,9 @@ pub(super) fn measure(options: &Options, seat: &Seat, cases: Vec<Case>) -> Resul
         report.finish()?;
     }
     rank.finish()?;
+    if let Some(why) = report.nothing() {
+        fail!(Unsupported, "{why}");
+    }
     Ok(report.errors() == 0)
 }
 

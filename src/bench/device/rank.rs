@@ -18,7 +18,7 @@ use crate::cuda::exchange::Table;
 use crate::cuda::libcuda::measuring::{Graph, TimedEvent};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::Operator;
 
 /// Nanoseconds that a batch of calls takes at least: the ranks start it some microseconds apart.
@@ -228,15 +228,11 @@ impl<'a> Rank<'a> {
         Deadline::after(self.options.timeout)
     }
 
-    /// Whether it succeeded on every rank; if not, why.
+    /// Whether it succeeded on every rank or was refused, and why. An error if it failed on one.
     pub(super) fn agree<T>(&self, result: Result<T>) -> Result<Result<T, String>> {
-        let mut failed = [u64::from(result.is_err())];
-        combine(&self.control, Operator::Max, &mut failed)?;
-        Ok(match result {
-            Ok(value) if failed[0] == 0 => Ok(value),
-            Ok(_) => Err("another rank could not".to_owned()),
-            Err(error) => Err(error.to_string()),
-        })
+        let mut worst = [became(&result)];
+        combine(&self.control, Operator::Max, &mut worst)?;
+        agreed(result, worst[0])
     }
 
     fn bind(&self, case: &Case, subject: usize) -> Result<Bound<'_>> {
@@ -462,6 +458,31 @@ impl<'a> Rank<'a> {
     }
 }
 
+/// What becomes of a call, the worst last.
+const DONE: u64 = 0;
+const REFUSED: u64 = 1;
+const FAILED: u64 = 2;
+
+/// What became of it on this rank. What cannot be done is refused; anything else that goes wrong is a failure.
+fn became<T>(result: &Result<T>) -> u64 {
+    match result.as_ref().map_err(Error::status) {
+        Ok(_) => DONE,
+        Err(Status::Unsupported | Status::InvalidArgument | Status::InvalidUsage) => REFUSED,
+        Err(_) => FAILED,
+    }
+}
+
+/// What all ranks make of it whose worst is `worst`.
+fn agreed<T>(result: Result<T>, worst: u64) -> Result<Result<T, String>> {
+    match (became(&result), worst, result) {
+        (FAILED, _, Err(error)) => Err(error),
+        (_, FAILED.., _) => fail!(PeerFailed, "the call has failed on another rank"),
+        (_, DONE, Ok(value)) => Ok(Ok(value)),
+        (.., Ok(_)) => Ok(Err("another rank could not".to_owned())),
+        (.., Err(error)) => Ok(Err(error.to_string())),
+    }
+}
+
 impl Subject {
     fn join(
         options: &Options,
@@ -578,5 +599,34 @@ impl Bound<'_> {
         let send = Request { root: (rank + 1) % size, ..self.request.clone() };
         // SAFETY: the caller's promise.
         unsafe { start_together(&[(context, &receive, call), (context, &send, call)]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_done_is_refused_and_what_goes_wrong_is_not() {
+        let not = |status| Err(Error::new(status, "why"));
+        assert_eq!(agreed(Ok(7), became(&Ok(7))), Ok(Ok(7)));
+        for status in [Status::Unsupported, Status::InvalidArgument, Status::InvalidUsage] {
+            let refused: Result<u32> = not(status);
+            assert_eq!(became(&refused), REFUSED, "{status:?}");
+            // On some ranks or on all.
+            assert!(agreed(refused, REFUSED).is_ok_and(|told| told.is_err_and(|why| why.contains("why"))));
+            assert_eq!(agreed(Ok(7), REFUSED), Ok(Err("another rank could not".into())));
+        }
+        for status in
+            [Status::Timeout, Status::PeerFailed, Status::Cuda, Status::OutOfMemory, Status::Internal]
+        {
+            let failed: Result<u32> = not(status);
+            assert_eq!(became(&failed), FAILED, "{status:?}");
+            assert_eq!(agreed(failed, FAILED), Err(Error::new(status, "why")));
+            // A rank that could, or that refused, does not go on as if nothing had been.
+            for other in [Ok(7), not(Status::Unsupported)] {
+                assert!(agreed(other, FAILED).is_err_and(|error| error.text().contains("another rank")));
+            }
+        }
     }
 }

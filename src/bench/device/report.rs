@@ -74,6 +74,16 @@ impl<'a> Report<'a> {
         self.rows.iter().flat_map(|row| &row.cells).filter_map(Cell::errors).sum()
     }
 
+    /// Whether the first subject, which the others are compared with, could do nothing at all: why, as far as is known.
+    pub(super) fn nothing(&self) -> Option<String> {
+        let firsts = || self.rows.iter().map(|row| &row.cells[0]);
+        let why = firsts().find_map(|cell| cell.refusal.clone());
+        firsts().all(|cell| cell.samples.is_empty()).then(|| {
+            let why = why.unwrap_or_else(|| "it has not been asked to".to_owned());
+            format!("{} could do nothing of it: {why}", self.subjects[0])
+        })
+    }
+
     /// Prints the head of the table, and what each subject is.
     pub(super) fn begin(&self, subjects: &[String]) {
         let ranks = if self.options.threads { "threads of one process" } else { "processes" };
@@ -270,6 +280,25 @@ mod tests {
     fn sample(p50: f64, host: Option<f64>, errors: Option<u64>) -> Outcome {
         let (p99, min) = (2.0 * p50, p50 / 2.0);
         Outcome::Measured(Sample { iterations: 10, p50, p99, min, host, errors })
+    }
+
+    #[test]
+    fn a_first_subject_that_could_do_nothing_is_told() {
+        let options = ["unisono-bench", "--library", "native", "--library", "x=/x", "--sizes", "8,64"];
+        let options = Options::parse_from(options);
+        let cases = || case::sweeps(&options, Kind::Allreduce, 2).flatten().collect::<Vec<Case>>();
+        let mut report = Report::new(cases(), &options, 2, 2);
+        for row in 0..2 {
+            report.add(row, 0, Outcome::Refused("it is staged".into()));
+            report.add(row, 1, sample(20.0, None, Some(0)));
+        }
+        assert_eq!(report.nothing().as_deref(), Some("native could do nothing of it: it is staged"));
+        report.add(1, 0, sample(10.0, None, Some(0)));
+        assert_eq!(report.nothing(), None);
+        let mut report = Report::new(cases(), &options, 2, 2);
+        report.add(0, 0, sample(10.0, None, Some(0)));
+        report.add(1, 0, Outcome::Refused("it is staged".into()));
+        assert_eq!(report.nothing(), None);
     }
 
     #[test]
