@@ -442,6 +442,9 @@ fn what_makes_no_sense_together_is_refused() {
     assert!(told(&["reduce-loops", "--ranks", "2"]).contains("reduce-loops has no ranks"));
     assert!(told(&["--threads"]).contains("--ranks"));
     assert!(told(&["allreduce", "--tune", "file"]).contains("cannot be used with"));
+    for other in [&["--bits"][..], &["--tune", "file"], &["--check-schedules"]] {
+        assert!(told(&[&["--json", "file"], other].concat()).contains("cannot be used with"), "{other:?}");
+    }
     // Whether there is a device or not.
     let device = ["--device", "--ranks", "2"];
     assert!(told(&[&device[..], &["--bind"]].concat()).contains("--bind is for host memory"));
@@ -455,6 +458,26 @@ fn what_makes_no_sense_together_is_refused() {
     for (one, other) in [("--library", "--library"), ("--library", "--peer"), ("--peer", "--peer")] {
         assert!(told(&["--ranks", "2", one, "x=/a", other, "x=/b"]).contains(named), "{one} {other}");
     }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
+    let folder = Folder::new("nowhere");
+    let (nowhere, there) = (folder.file("none/out.json"), folder.file("out.json"));
+    for what in ["allreduce --ranks 2", "allreduce --ranks 2 --threads", "reduce-loops"] {
+        let words = what.split(' ');
+        let output = bench(
+            &words.chain(["--sizes", "64K", "--budget", "0.01", "--json", &nowhere]).collect::<Vec<_>>(),
+        );
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()), "{what}");
+        assert!(text(&output.stderr).contains("cannot write"), "{what}: {}", text(&output.stderr));
+    }
+    // What fails later leaves the file as it was.
+    std::fs::write(&there, "before").expect("the folder can be written to");
+    let output = bench(&["--ranks", "2", "--sizes", "8", "-n", "1", "--peer", "x=exit 7", "--json", &there]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(std::fs::read_to_string(&there).expect("it is there"), "before");
+    assert_eq!(std::fs::read_dir(&folder.0).expect("it is there").count(), 1);
 }
 
 #[test]

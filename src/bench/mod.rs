@@ -8,6 +8,7 @@
 mod case;
 mod copies;
 mod device;
+mod file;
 mod links;
 mod local;
 mod loops;
@@ -177,8 +178,14 @@ impl Role {
     }
 }
 
+/// Whoever writes a file learns before anything is measured whether that can be.
+fn try_out_files(options: &Options) -> Result<()> {
+    options.json.iter().chain(&options.tune).try_for_each(|path| file::try_out(path))
+}
+
 /// What needs no ranks.
 fn measure_alone(options: &Options, task: Task) -> Result<bool> {
+    try_out_files(options)?;
     match task {
         Task::LocalBroadcast | Task::LocalReduce => local::measure(options, task),
         Task::Links => links::measure(options, None),
@@ -215,6 +222,9 @@ fn measure_by_threads(options: Options, size: u32) -> Result<bool> {
 
 /// What one rank does. Answers whether every result of this rank was right, on rank 0 whether all ranks' were.
 fn measure_all(options: &Options, seat: &Seat) -> Result<bool> {
+    if seat.rank == 0 {
+        try_out_files(options)?;
+    }
     match options.task() {
         Ok(Task::Start) if options.on_device() => return device::start(options, seat),
         Ok(Task::Start) => return start::measure(options, seat),

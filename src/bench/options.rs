@@ -186,7 +186,7 @@ pub(super) struct Options {
     pub(super) peers: Vec<Command>,
 
     /// Write all results to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["bits", "tune", "check_schedules"])]
     pub(super) json: Option<PathBuf>,
 
     /// The deadline of each operation, and of each run of a peer

@@ -3,16 +3,16 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
-use std::fs;
 
 use serde_json::{Value, json};
 
 use super::case::Case;
+use super::file;
 use super::measure::{Sample, bandwidth};
 use super::operation;
 use super::options::Options;
 use super::peer::Peer;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::reduce::Operator;
 
 /// Everything that was measured.
@@ -247,8 +247,7 @@ pub(super) fn described(case: &Case) -> Value {
 /// Writes the file that the options ask for, if they do.
 pub(super) fn write(options: &Options, results: &Value) -> Result<()> {
     let Some(path) = &options.json else { return Ok(()) };
-    fs::write(path, format!("{results:#}\n"))
-        .map_err(|cause| Error::system(format!("cannot write {}", path.display()), cause))
+    file::replace(path, &format!("{results:#}\n"))
 }
 
 /// The middle one, or the lower of the two in the middle; of none it is NaN.

@@ -12,6 +12,7 @@ use super::crossing::{self, Point, WAYS};
 use super::device_of;
 use super::rank::{Outcome, Rank};
 use crate::bench::case::Case;
+use crate::bench::file;
 use crate::bench::operation;
 use crate::bench::options::{CallStyle, Choice, Options, Place};
 use crate::bench::seat::Seat;
@@ -195,7 +196,7 @@ const PROTOCOLS: [(&str, u64, u64); WAYS] = [
 ];
 
 /// Measures on all ranks, writes the file on rank 0. What the file says already of other numbers of ranks stays.
-pub(in crate::bench) fn tune(options: &Options, seat: &Seat, file: &Path) -> Result<bool> {
+pub(in crate::bench) fn tune(options: &Options, seat: &Seat, path: &Path) -> Result<bool> {
     let devices = Devices::open()?;
     let device = device_of(&devices, seat)?;
     let _entered = devices.enter(device)?;
@@ -207,12 +208,12 @@ pub(in crate::bench) fn tune(options: &Options, seat: &Seat, file: &Path) -> Res
             seat.size
         );
     }
-    let table = match std::fs::read_to_string(file) {
-        Ok(text) => text.parse().map_err(|error: Error| error.context(format_args!("{}", file.display())))?,
+    let table = match std::fs::read_to_string(path) {
+        Ok(text) => text.parse().map_err(|error: Error| error.context(format_args!("{}", path.display())))?,
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
             Chosen::of_device(devices.driver(), device)?.table
         }
-        Err(cause) => return Err(Error::system(format!("cannot read {}", file.display()), cause)),
+        Err(cause) => return Err(Error::system(format!("cannot read {}", path.display()), cause)),
     };
     let rank = Rank::join(options, seat, &devices, device, LARGEST as usize)?;
     let mut search = Search { rank, options, device, size: seat.size, table };
@@ -233,9 +234,8 @@ pub(in crate::bench) fn tune(options: &Options, seat: &Seat, file: &Path) -> Res
             seat.size,
             devices.driver().multiprocessors(device)?
         );
-        std::fs::write(file, text)
-            .map_err(|cause| Error::system(format!("cannot write {}", file.display()), cause))?;
-        println!("# {} is written: UNISONO_TUNING={} on all ranks", file.display(), file.display());
+        file::replace(path, &text)?;
+        println!("# {} is written: UNISONO_TUNING={} on all ranks", path.display(), path.display());
     }
     rank.finish()?;
     Ok(true)
