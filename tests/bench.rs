@@ -5,6 +5,7 @@ mod not_run;
 #[path = "support/unshared.rs"]
 mod unshared;
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -478,6 +479,28 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(std::fs::read_to_string(&there).expect("it is there"), "before");
     assert_eq!(std::fs::read_dir(&folder.0).expect("it is there").count(), 1);
+}
+
+#[test]
+fn a_reader_that_stops_ends_it_quietly() {
+    for what in ["allreduce --ranks 2", "allreduce --ranks 2 --threads", "reduce-loops"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_unisono-bench"))
+            .args(what.split(' '))
+            // Seconds of it: there is more to say when the reader has gone.
+            .args(["--sizes", "8,16,32,64,128,256,512,1K", "--budget", "0.5"])
+            .env_remove("UNISONO_RANK")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the benchmark can be run");
+        let mut line = String::new();
+        let mut reader = BufReader::new(child.stdout.take().expect("it is piped"));
+        reader.read_line(&mut line).expect("it is text");
+        drop(reader);
+        let output = child.wait_with_output().expect("it is a child");
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(141), String::new()), "{what}");
+        assert!(line.starts_with("# "), "{what}: {line}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::copies::Course;
 use super::measure::{Sample, bandwidth};
 use super::options::{Options, Transport};
+use super::output::say;
 use super::report;
 use super::seat::{Seat, barrier, combine};
 use crate::communicator::Context;
@@ -44,12 +45,12 @@ pub(super) fn measure(options: &Options, seat: Option<&Seat>) -> Result<bool> {
         return Err(error.clone());
     }
     if leads {
-        println!("# GB/s in one direction of each GPU or rank, all of the line working at once");
-        println!("{:<18} {:>6} {:>11} {:>10} {:>10} {:>8}", "what", "of", "size", "p50", "min", "GB/s");
+        say!("# GB/s in one direction of each GPU or rank, all of the line working at once");
+        say!("{:<18} {:>6} {:>11} {:>10} {:>10} {:>8}", "what", "of", "size", "p50", "min", "GB/s");
         match devices {
             Ok(devices) if devices.count() > 0 => copies(options, &devices, sizes, &mut table)?,
-            Ok(_) => println!("# no copies: the CUDA driver is there, but it has no device"),
-            Err(error) => println!("# no copies: {error}"),
+            Ok(_) => say!("# no copies: the CUDA driver is there, but it has no device"),
+            Err(error) => say!("# no copies: {error}"),
         }
     }
     if let Some((context, seat)) = control.as_ref().zip(seat) {
@@ -74,10 +75,7 @@ impl Table {
     fn add(&mut self, what: &str, count: usize, bytes: u64, sample: &Sample) {
         let speed = bandwidth(bytes, sample.p50);
         if self.printed {
-            println!(
-                "{what:<18} {count:>6} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.2}",
-                sample.p50, sample.min
-            );
+            say!("{what:<18} {count:>6} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.2}", sample.p50, sample.min);
         }
         self.results.push(json!({
             "what": what,

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::copies::Course;
 use super::measure::{Sample, bandwidth};
 use super::options::{Options, Task};
+use super::output::say;
 use super::report;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
@@ -27,11 +28,11 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
     }
     let pointers = options.pointers.map_or(devices.count(), |pointers| u32::from(pointers.get()));
     let gpus = devices.count().min(pointers);
-    println!(
+    say!(
         "# {} across {pointers} pointers on {gpus} GPUs of one process; link: one peer copy of the same size",
         task.name(),
     );
-    println!(
+    say!(
         "{:<16} {:>11} {:<8} {:<10} {:<9} {:<8} {:>10} {:>10} {:>8} {:>10} {:>9}",
         "operation",
         "size",
@@ -59,7 +60,7 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
             let rate = |sample: &Sample| bandwidth(bytes, sample.p50);
             let (speed, of_link) = (rate(&sample), rate(&sample) / rate(&link));
             let [dtype, operator, algorithm] = names;
-            println!(
+            say!(
                 "{:<16} {bytes:>11} {placed:<8} {dtype:<10} {operator:<9} {algorithm:<8} {:>10.2} {:>10.2} {speed:>8.1} {:>10.1} {of_link:>8.0}%",
                 task.name(),
                 sample.p50,
@@ -148,7 +149,7 @@ impl Scene {
                     let mut reduce = match reduce {
                         Ok(reduce) => reduce,
                         Err(refusal) => {
-                            println!("# {name}, {}: {refusal}", dtype.name());
+                            say!("# {name}, {}: {refusal}", dtype.name());
                             continue;
                         }
                     };

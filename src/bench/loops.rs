@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::measure::{Sample, bandwidth};
 use super::options::Options;
+use super::output::say;
 use super::{report, values};
 use crate::error::Result;
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
@@ -18,10 +19,16 @@ const OPERANDS: [usize; 2] = [2, 4];
 /// Measures every type and operator of the options.
 pub(super) fn measure(options: &Options) -> Result<bool> {
     let sizes = options.listed_sizes().unwrap_or(&SIZES);
-    println!("# reductions by one thread; GB/s of output");
-    println!(
+    say!("# reductions by one thread; GB/s of output");
+    say!(
         "{:<10} {:<9} {:>9} {:>11} {:>10} {:>10} {:>8}",
-        "type", "operator", "operands", "size", "p50", "min", "GB/s"
+        "type",
+        "operator",
+        "operands",
+        "size",
+        "p50",
+        "min",
+        "GB/s"
     );
     let mut results = Vec::new();
     for &dtype in &options.types {
@@ -32,7 +39,7 @@ pub(super) fn measure(options: &Options) -> Result<bool> {
                     let sample = time(&reducer, dtype, count, bytes as usize, options.budget);
                     let speed = bandwidth(bytes, sample.p50);
                     let name = Operator::name_of(operator.number());
-                    println!(
+                    say!(
                         "{:<10} {name:<9} {count:>9} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.1}",
                         dtype.name(),
                         sample.p50,

@@ -15,6 +15,7 @@ mod loops;
 mod measure;
 mod operation;
 mod options;
+mod output;
 mod peer;
 mod report;
 mod schedules;
@@ -49,7 +50,8 @@ const WRONG: u8 = 1;
 /// The exit status when something could not be measured.
 const FAILED: u8 = 2;
 
-/// The whole program. Answers 0, or 1 if a result (or a schedule) was wrong, or 2 if the benchmark could not run.
+/// The whole program. Answers 0, or 1 if a result (or a schedule) was wrong, or 2 if the benchmark could not run. Ends with 141
+/// when nobody reads its output any more.
 pub fn main() -> ExitCode {
     let options = Options::parse();
     let right = match Role::find(&options) {
@@ -160,7 +162,9 @@ impl Role {
                 let program = std::env::current_exe()
                     .map_err(|cause| Error::system("cannot find this program", cause))?;
                 let mut command: Vec<OsString> =
-                    ["unisono-run", "--no-prefix", "-n", &ranks.to_string(), "--"].map(OsString::from).into();
+                    ["unisono-run", "--no-prefix", "--end-unread", "-n", &ranks.to_string(), "--"]
+                        .map(OsString::from)
+                        .into();
                 if let Some(hosts) = options.hosts {
                     // Each rank is told its host before it is this program.
                     let [ours, theirs] = peer::HOST_NAMES;

@@ -37,7 +37,7 @@ use crate::signature::Kind;
                   local-broadcast and local-reduce (across the GPUs of one process), start (ranks made, connected and \
                   through a barrier), reduce-loops (the processor's).\n\n\
                   Exit status: 0; 1 if a result was wrong; 2 if the benchmark could not run, or if what the others are \
-                  compared with could do nothing."
+                  compared with could do nothing; 141 if nobody reads its output any more (128 + SIGPIPE)."
 )]
 pub(super) struct Options {
     /// What to measure: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, alltoall, barrier,
@@ -150,7 +150,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "BYTES", default_value = "0", hide_default_value = true, conflicts_with = "pointers", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) offset: u32,
 
-    /// So many timed iterations, whatever the time.
+    /// So many timed iterations, whatever the time. On streams and in graphs at least so many, in batches that are timed as one: of up
+    /// to 400 calls, or launches of a graph of up to 100 calls, so that p50 and p99 are over batches; no batch is of more than N
     #[arg(short = 'n', long, value_name = "N")]
     pub(super) iterations: Option<NonZeroU32>,
 

@@ -11,6 +11,7 @@ use super::file;
 use super::measure::{Sample, bandwidth};
 use super::operation;
 use super::options::Options;
+use super::output::say;
 use super::peer::Peer;
 use crate::error::Result;
 use crate::reduce::Operator;
@@ -53,12 +54,12 @@ impl<'a> Report<'a> {
     pub(super) fn begin(&self) {
         let rounds = self.options.rounds;
         let between = if self.options.barrier { "a barrier before each iteration" } else { "back to back" };
-        println!(
+        say!(
             "# unisono-bench {}: {} ranks, rounds {rounds}, {between}",
             env!("CARGO_PKG_VERSION"),
             self.size
         );
-        println!("# times in µs: of each iteration the slowest rank's; bandwidths in GB/s, of p50");
+        say!("# times in µs: of each iteration the slowest rank's; bandwidths in GB/s, of p50");
         let mut head = format!(
             "{:<14} {:>11} {:>10} {:<10} {:<9} {:>4} {:<4} {:<26} {:<8} {:<5} {:>10} {:>10} {:>10} {:>7} {:>7} {:>6}",
             "operation",
@@ -81,13 +82,13 @@ impl<'a> Report<'a> {
         for peer in &self.options.peers {
             write!(head, " {:>12} {:>7}", peer.name, "ratio").expect("a String takes all");
         }
-        println!("{head}");
+        say!("{head}");
     }
 
     /// Prints a line as soon as it is complete.
     pub(super) fn tell(&self, row: usize) {
         if !self.waits_for_more() {
-            println!("{}", self.line(&self.rows[row]));
+            say!("{}", self.line(&self.rows[row]));
         }
     }
 
@@ -95,7 +96,7 @@ impl<'a> Report<'a> {
     pub(super) fn finish(&self) -> Result<()> {
         if self.waits_for_more() {
             for row in &self.rows {
-                println!("{}", self.line(row));
+                say!("{}", self.line(row));
             }
         }
         write(self.options, &self.json())

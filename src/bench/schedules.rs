@@ -5,6 +5,7 @@
 use super::case::scheduled;
 use super::operation;
 use super::options::{Choice, Options};
+use super::output::say;
 use crate::error::{Result, fail};
 use crate::schedule::checker::{Part, check as prove};
 use crate::schedule::{Agreement, Algorithm, Collective, Schedule, Shape, plan};
@@ -16,7 +17,7 @@ const CHUNK: u64 = 5;
 /// Proves and prints, a line for each operation and algorithm. Answers whether all is proved.
 pub(super) fn check(options: &Options) -> Result<bool> {
     let ranks = options.ranks.map_or(16, |ranks| u32::from(ranks.get()));
-    println!("# schedules of 1 to {ranks} ranks, in place and not, each root at either end");
+    say!("# schedules of 1 to {ranks} ranks, in place and not, each root at either end");
     let (mut found, mut all_proved) = (0, true);
     for kind in options.operations() {
         let Some(scheduled) = scheduled(kind) else { continue };
@@ -25,10 +26,10 @@ pub(super) fn check(options: &Options) -> Result<bool> {
             let name = format!("{:<14} {:<26}", operation::name(kind), algorithm.name());
             match prove_all(kind, algorithm, ranks) {
                 Ok(Proved { schedules, steps }) => {
-                    println!("{name} {schedules:>7} schedules, {steps:>9} steps: proved")
+                    say!("{name} {schedules:>7} schedules, {steps:>9} steps: proved")
                 }
                 Err(error) => {
-                    println!("{name} WRONG: {error}");
+                    say!("{name} WRONG: {error}");
                     all_proved = false;
                 }
             }

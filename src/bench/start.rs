@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::measure::Sample;
 use super::options::Options;
+use super::output::say;
 use super::report;
 use super::seat::{Seat, barrier, combine};
 use crate::error::{Error, Result, Status};
@@ -19,11 +20,11 @@ pub(super) fn measure(options: &Options, seat: &Seat) -> Result<bool> {
     let again = options.iterations.map_or(AGAIN, std::num::NonZeroU32::get);
     let mut results = Vec::new();
     if seat.rank == 0 {
-        println!(
+        say!(
             "# {} ranks, connected and through a barrier, counted from when the last rank began; µs",
             seat.size
         );
-        println!("{:<6} {:>12} {:>12} {:>12} {:>12}", "link", "first", "again_p50", "again_p99", "again_min");
+        say!("{:<6} {:>12} {:>12} {:>12} {:>12}", "link", "first", "again_p50", "again_p99", "again_min");
     }
     for (index, transport) in options.transports().into_iter().enumerate() {
         // A process is new once only: other transports find its service thread running.
@@ -37,7 +38,7 @@ pub(super) fn measure(options: &Options, seat: &Seat) -> Result<bool> {
         if seat.rank == 0 {
             let first = first_us.map_or("-".to_owned(), |time| format!("{time:.1}"));
             let Sample { p50, p99, min, .. } = sample;
-            println!("{:<6} {first:>12} {p50:>12.1} {p99:>12.1} {min:>12.1}", transport.name());
+            say!("{:<6} {first:>12} {p50:>12.1} {p99:>12.1} {min:>12.1}", transport.name());
         }
         results.push(json!({
             "transport": transport.name(),

@@ -70,6 +70,10 @@ pub(super) struct Job {
     asked: Option<(i32, Instant)>,
     /// Whether something could not be written that a rank wrote.
     lost_output: bool,
+    /// Whether the job ends when nobody reads standard output any more,
+    end_unread: bool,
+    /// and whether it has.
+    unread: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -176,6 +180,8 @@ impl Job {
             timed_out: false,
             asked: None,
             lost_output: false,
+            end_unread: options.end_unread,
+            unread: false,
         })
     }
 
@@ -195,7 +201,7 @@ impl Job {
                     // Nobody is left who could write to it.
                     (Event::Output(rank, stream), false) if self.is_emptying() => self.close(rank, stream),
                     (_, false) => {}
-                    (Event::Sink(stream), true) => self.write(stream),
+                    (Event::Sink(stream), true) => self.write(stream)?,
                     (Event::Input, true) => self.pass_input_on(),
                     (Event::End, true) => self.note_ends()?,
                     (Event::Signal, true) => self.note_signals()?,
@@ -208,6 +214,7 @@ impl Job {
         self.keeper.dismiss();
         let status = match &self.culprit {
             _ if self.timed_out => 124,
+            _ if self.unread => ending::status(Exit::Signal(libc::SIGPIPE, false)),
             Some(culprit) => ending::status(culprit.exit),
             None if self.lost_output => Trouble::STATUS,
             None => 0,
@@ -342,13 +349,19 @@ impl Job {
         self.sinks[stream].flush(rank);
     }
 
-    fn write(&mut self, stream: usize) {
+    fn write(&mut self, stream: usize) -> Result<(), Trouble> {
         match self.sinks[stream].write() {
             Ok(Some(count)) => {
                 if count > 0 && self.is_emptying() {
                     self.empty();
                 }
-                return;
+                return Ok(());
+            }
+            Ok(None) if stream == 0 && self.end_unread && self.phase == Phase::Running => {
+                self.unread = true;
+                // So that none sees another end, and says so.
+                self.signal_all(libc::SIGSTOP)?;
+                self.end()?;
             }
             Ok(None) => {}
             Err(cause) => {
@@ -362,6 +375,7 @@ impl Job {
         for rank in &mut self.ranks {
             rank.pipes[stream] = None;
         }
+        Ok(())
     }
 
     fn pass_input_on(&mut self) {

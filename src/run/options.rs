@@ -44,6 +44,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) timeout: Option<Duration>,
 
+    /// End the job, quietly and as if by SIGPIPE, when nobody reads standard output any more (for unisono-bench)
+    #[arg(long, hide = true)]
+    pub(super) end_unread: bool,
+
     /// The port in MASTER_PORT, for programs that open their own store there [default: a free one]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) master_port: Option<u16>,

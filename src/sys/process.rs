@@ -24,6 +24,12 @@ pub fn threads(pid: u32) -> Vec<u32> {
     tasks.into_iter().flatten().filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// Ends this process at once, without what it has registered for its end.
+pub fn leave(status: u8) -> ! {
+    // SAFETY: takes no pointers; nothing of this process runs after it.
+    unsafe { libc::_exit(status.into()) }
+}
+
 /// Lets another thread run.
 pub fn yield_now() {
     // SAFETY: takes no pointers and cannot fail.

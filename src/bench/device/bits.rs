@@ -5,6 +5,7 @@ use super::rank::Rank;
 use crate::bench::case::Case;
 use crate::bench::operation;
 use crate::bench::options::{Options, Place};
+use crate::bench::output::say;
 use crate::bench::seat::{Seat, combine};
 use crate::cuda::context::Devices;
 use crate::error::{Result, fail};
@@ -36,11 +37,8 @@ pub(in crate::bench) fn bits(options: &Options, seat: &Seat) -> Result<bool> {
         rank.admit(library)?;
     }
     if rank.leads() {
-        println!(
-            "# bits: float32, {} ranks; elements that differ from those at the largest count",
-            seat.size
-        );
-        println!("{:<14} {:>10} {:>11} {:<12} differing", "operation", "count", "size", "library");
+        say!("# bits: float32, {} ranks; elements that differ from those at the largest count", seat.size);
+        say!("{:<14} {:>10} {:>11} {:<12} differing", "operation", "count", "size", "library");
     }
     let mut same = true;
     for kind in kinds {
@@ -57,7 +55,7 @@ pub(in crate::bench) fn bits(options: &Options, seat: &Seat) -> Result<bool> {
                 same &= subject > 0 || (all[0] == 0 && !unlike);
                 if rank.leads() {
                     let ranks = if unlike { ", and ranks differ" } else { "" };
-                    println!(
+                    say!(
                         "{:<14} {count:>10} {:>11} {:<12} {}{ranks}",
                         operation::name(kind),
                         count * 4,

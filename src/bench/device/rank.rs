@@ -1,5 +1,6 @@
 //! One rank at work on device memory: the subjects that run its calls, and how their time is taken.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -327,8 +328,7 @@ impl<'a> Rank<'a> {
         // SAFETY: as in `measure`.
         let run = || unsafe { bound.enqueue() };
         let estimate = self.warm_up(&run)?;
-        let batch = (BATCH / estimate.max(1)).clamp(1, MOST_IN_A_BATCH);
-        self.time_batches(&run, estimate, batch, 1)
+        self.time_batches(&run, estimate, self.batch_of(estimate), 1)
     }
 
     fn time_graph(&self, case: &Case, subject: usize) -> Result<Sample> {
@@ -342,8 +342,7 @@ impl<'a> Rank<'a> {
         // SAFETY: as in `measure`.
         let run = || unsafe { graph.launch(&self.stream) };
         let estimate = self.warm_up(&run)?;
-        let batch = (BATCH / estimate.max(1)).clamp(1, MOST_IN_A_BATCH);
-        let sample = self.time_batches(&run, estimate, batch, calls)?;
+        let sample = self.time_batches(&run, estimate, self.batch_of(estimate), calls)?;
         // A graph is launched by the host, its calls are not.
         Ok(Sample { host: None, ..sample })
     }
@@ -405,6 +404,11 @@ impl<'a> Rank<'a> {
         self.options.warmup.is_some() || u128::from(spent) * 5 >= self.options.budget.as_nanos()
     }
 
+    /// How many runs a batch has.
+    fn batch_of(&self, estimate: u64) -> u64 {
+        in_a_batch(estimate, self.options.iterations.map(NonZeroU32::get))
+    }
+
     /// How many batches of so many runs fit.
     fn batches(&self, estimate: u64, batch: u64) -> u64 {
         match self.options.iterations {
@@ -456,6 +460,11 @@ impl<'a> Rank<'a> {
         }
         Ok((self.end.since(&self.start)? * 1000.0) as u64)
     }
+}
+
+/// How many runs a batch has that take so long each: no more than are asked for.
+fn in_a_batch(estimate: u64, asked: Option<u32>) -> u64 {
+    (BATCH / estimate.max(1)).clamp(1, MOST_IN_A_BATCH).min(asked.map_or(u64::MAX, u64::from))
 }
 
 /// What becomes of a call, the worst last.
@@ -605,6 +614,13 @@ impl Bound<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_is_no_longer_than_what_is_asked_for() {
+        assert_eq!((in_a_batch(10_000, None), in_a_batch(1, None)), (200, 400));
+        assert_eq!((in_a_batch(10_000, Some(5)), in_a_batch(1, Some(5))), (5, 5));
+        assert_eq!((in_a_batch(10_000, Some(1000)), in_a_batch(10 * BATCH, Some(5))), (200, 1));
+    }
 
     #[test]
     fn what_cannot_be_done_is_refused_and_what_goes_wrong_is_not() {

@@ -11,6 +11,7 @@ use crate::bench::case::Case;
 use crate::bench::measure::{Sample, bandwidth};
 use crate::bench::operation;
 use crate::bench::options::Options;
+use crate::bench::output::say;
 use crate::bench::peer::Peer;
 use crate::bench::report::{self, Times, described, median};
 use crate::error::Result;
@@ -87,28 +88,28 @@ impl<'a> Report<'a> {
     /// Prints the head of the table, and what each subject is.
     pub(super) fn begin(&self, subjects: &[String]) {
         let ranks = if self.options.threads { "threads of one process" } else { "processes" };
-        println!(
+        say!(
             "# unisono-bench {}: {} ranks ({ranks}) on {} GPUs, rounds {}, device memory",
             env!("CARGO_PKG_VERSION"),
             self.size,
             self.devices.min(self.size),
             self.options.rounds
         );
-        println!(
+        say!(
             "# µs, the slowest rank's; host: how long a call held its thread; GB/s of p50; ratio: time over {}'s",
             self.subjects[0]
         );
         if self.options.offset > 0 {
-            println!("# inputs and outputs begin {} bytes behind an aligned address", self.options.offset);
+            say!("# inputs and outputs begin {} bytes behind an aligned address", self.options.offset);
         }
-        subjects.iter().for_each(|subject| println!("# {subject}"));
-        println!("{}", self.head());
+        subjects.iter().for_each(|subject| say!("# {subject}"));
+        say!("{}", self.head());
     }
 
     /// Prints a line as soon as it is complete.
     pub(super) fn tell(&self, row: usize) {
         if !self.waits_for_more() {
-            println!("{}", self.line(&self.rows[row]));
+            say!("{}", self.line(&self.rows[row]));
         }
     }
 
@@ -116,7 +117,7 @@ impl<'a> Report<'a> {
     pub(super) fn finish(&self) -> Result<()> {
         if self.waits_for_more() {
             for row in &self.rows {
-                println!("{}", self.line(row));
+                say!("{}", self.line(row));
             }
         }
         report::write(self.options, &self.json())

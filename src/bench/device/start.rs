@@ -8,6 +8,7 @@ use super::device_of;
 use super::rank::Rank;
 use crate::bench::case::Case;
 use crate::bench::options::{CallStyle, Choice, Options, Place};
+use crate::bench::output::say;
 use crate::bench::report;
 use crate::bench::seat::{Seat, barrier, combine};
 use crate::cuda::context::Devices;
@@ -37,8 +38,8 @@ pub(in crate::bench) fn start(options: &Options, seat: &Seat) -> Result<bool> {
     let mut rank = Rank::join(options, seat, &devices, device, case.bytes() as usize)?;
     let mut results = Vec::new();
     if rank.leads() {
-        println!("# {} ranks on device memory: until an allreduce of 8 bytes has its result", seat.size);
-        println!("{:<14} {:<8} {:>12} {:>14}", "library", "which", "ms", "GPU_MiB");
+        say!("# {} ranks on device memory: until an allreduce of 8 bytes has its result", seat.size);
+        say!("{:<14} {:<8} {:>12} {:>14}", "library", "which", "ms", "GPU_MiB");
     }
     let mut subject = 0;
     for library in options.libraries() {
@@ -54,7 +55,7 @@ pub(in crate::bench) fn start(options: &Options, seat: &Seat) -> Result<bool> {
             combine(rank.control(), Operator::Max, &mut most)?;
             let (milliseconds, mebibytes) = (most[0] as f64 / 1e6, most[1] as f64 / f64::from(1 << 20));
             if rank.leads() {
-                println!("{:<14} {which:<8} {milliseconds:>12.1} {mebibytes:>14.1}", library.name());
+                say!("{:<14} {which:<8} {milliseconds:>12.1} {mebibytes:>14.1}", library.name());
             }
             results.push(json!({
                 "library": library.name(),

@@ -15,6 +15,7 @@ use crate::bench::case::Case;
 use crate::bench::file;
 use crate::bench::operation;
 use crate::bench::options::{CallStyle, Choice, Options, Place};
+use crate::bench::output::say;
 use crate::bench::seat::Seat;
 use crate::cuda::context::Devices;
 use crate::cuda::exchange::{Bounds, Chosen, DealtBounds, Table, Tuning, UNBOUNDED};
@@ -235,7 +236,7 @@ pub(in crate::bench) fn tune(options: &Options, seat: &Seat, path: &Path) -> Res
             devices.driver().multiprocessors(device)?
         );
         file::replace(path, &text)?;
-        println!("# {} is written: UNISONO_TUNING={} on all ranks", path.display(), path.display());
+        say!("# {} is written: UNISONO_TUNING={} on all ranks", path.display(), path.display());
     }
     rank.finish()?;
     Ok(true)
@@ -271,7 +272,7 @@ impl Search<'_> {
             }
             let mean = self.mean(table, step, &cases)?;
             if self.rank.leads() {
-                println!("{:<20} {value:>8}: {:.3} of the time", step.name, mean / before);
+                say!("{:<20} {value:>8}: {:.3} of the time", step.name, mean / before);
             }
             if mean < least {
                 (best, least) = (table, mean);
@@ -302,7 +303,7 @@ impl Search<'_> {
         }
         if self.rank.leads() {
             let names = PROTOCOLS.map(|(name, ..)| format!("{name:>9}")).join(" ");
-            println!("{:<14} {:>10} {names}  µs", "operation", "bytes");
+            say!("{:<14} {:>10} {names}  µs", "operation", "bytes");
         }
         let (mut points, mut beaten) = (Vec::new(), [false; WAYS]);
         for bytes in (3..).map(|log| 1 << log).take_while(|&bytes| bytes <= LARGEST) {
@@ -329,7 +330,7 @@ impl Search<'_> {
                     true => format!("{time:>9.2}"),
                     false => format!("{:>9}", "-"),
                 });
-                println!("{name:<14} {bytes:>10} {}", times.join(" "));
+                say!("{name:<14} {bytes:>10} {}", times.join(" "));
             }
             points.push(Point { bytes: own, times });
         }
