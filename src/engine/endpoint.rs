@@ -461,6 +461,9 @@ impl Endpoint {
             self.nudge();
             messages = self.messages();
         }
+        if let Some(moment) = messages.asks_again_at.filter(|moment| *moment > Instant::now()) {
+            self.look_again_at(moment);
+        }
         if messages.wanted.is_empty() && messages.troubles.is_empty() && messages.loads.is_empty() {
             return;
         }
@@ -481,6 +484,13 @@ impl Endpoint {
         for trouble in troubles {
             match trouble {
                 Trouble::Mismatch(mismatch) => self.differ(&mismatch),
+                Trouble::Short { peer, bytes } => {
+                    let (rank, peer) = (self.rank(), self.describe(peer));
+                    let text = format!(
+                        "rank {rank} has no memory for the {bytes} bytes of a message that {peer} sent unasked"
+                    );
+                    self.registration().note_refusal(text);
+                }
                 Trouble::Broken { peer, why } => {
                     let text = format!("the link to {} broke: {why}", self.describe(peer));
                     self.registration().doubt(peer, Error::new(Status::PeerFailed, text));

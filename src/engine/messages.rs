@@ -40,6 +40,7 @@ use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Instant;
 
 use self::calls::{Calls, Departed};
 use self::courses::Courses;
@@ -131,6 +132,8 @@ pub struct Messages {
     unexpected_limit: usize,
     /// Peers whose lanes are left unread.
     held: Vec<u32>,
+    /// When memory is asked for again that there was not. Until then nothing is read from those who sent what needs it.
+    pub asks_again_at: Option<Instant>,
     /// Lanes that the bell should watch for something else than it does.
     restless: Vec<(u32, u32)>,
     /// Peers for whom something is queued that [`Messages::write_out`] has to write.
@@ -169,6 +172,7 @@ impl Messages {
             shelf: Shelf::default(),
             unexpected_limit: UNEXPECTED_BYTES,
             held: Vec::new(),
+            asks_again_at: None,
             restless: Vec::new(),
             unwritten: Vec::new(),
             wanted: Vec::new(),

@@ -33,14 +33,19 @@ const LARGE: usize = 16 * 1024;
 const KEPT_BYTES: usize = 4 * 1024 * 1024;
 
 impl Shelf {
-    /// A parcel of `len` bytes.
-    pub fn take(&mut self, len: usize) -> Parcel {
+    /// A parcel of `len` bytes, if there is memory for it.
+    pub fn take(&mut self, len: usize) -> Option<Parcel> {
         let fit = if len < LARGE { None } else { self.0.iter().position(|memory| memory.len() >= len) };
         let memory = match fit {
             Some(index) => self.0.swap_remove(index),
-            None => vec![0; len].into_boxed_slice(),
+            None => {
+                let mut memory = Vec::new();
+                memory.try_reserve_exact(len).ok()?;
+                memory.resize(len, 0);
+                memory.into_boxed_slice()
+            }
         };
-        Parcel { memory, len }
+        Some(Parcel { memory, len })
     }
 
     /// A parcel that is needed no more.
@@ -63,13 +68,20 @@ mod tests {
     #[test]
     fn a_parcel_has_its_length_whatever_memory_it_gets() {
         let mut shelf = Shelf::default();
-        let long = shelf.take(3 * LARGE);
+        let long = shelf.take(3 * LARGE).expect("memory");
         shelf.give_back(long);
         for len in [0, 10, LARGE, 2 * LARGE, 5 * LARGE] {
-            let mut parcel = shelf.take(len);
+            let mut parcel = shelf.take(len).expect("memory");
             assert_eq!((parcel.bytes().len(), parcel.bytes_mut().len()), (len, len));
             shelf.give_back(parcel);
         }
+    }
+
+    #[test]
+    fn what_there_is_no_memory_for_is_not_there() {
+        let mut shelf = Shelf::default();
+        assert!(shelf.take(isize::MAX as usize).is_none());
+        assert!(shelf.take(usize::MAX).is_none());
     }
 
     #[test]

@@ -300,7 +300,7 @@ impl Registration {
     }
 
     /// Why somebody may wait for a link in vain, or for what a peer that has left would have sent: what the kernel last
-    /// refused while this endpoint accepted connections, or what failed of the link to a peer that then left, if that was
+    /// refused while this endpoint accepted connections or messages, or what failed of the link to a peer that then left, if that was
     /// less than `within` ago; and that a link has not opened for a while.
     pub fn refusal(&self, within: Duration) -> Option<String> {
         let slow = self.shared.slow();
@@ -311,6 +311,11 @@ impl Registration {
         let lately = [&self.shared.refusal, &self.shared.obstacle].map(|noted| noted.within(within));
         let texts: Vec<String> = lately.into_iter().flatten().chain(first).collect();
         (!texts.is_empty()).then(|| texts.join("; "))
+    }
+
+    /// The kernel has refused what a message needs that has come.
+    pub fn note_refusal(&self, text: String) {
+        self.shared.refusal.note(text);
     }
 
     /// Has [`Port::attend`] called soon: after about 100 µs, so that a caller who waits at once is not disturbed.
@@ -401,7 +406,7 @@ struct Shared {
     closed: Latch,
     /// The process ends, and says goodbye for it.
     has_left: AtomicBool,
-    /// What the kernel last refused while connections were accepted.
+    /// What the kernel last refused while connections were accepted, or messages.
     refusal: Recent,
     /// What failed of the link to a peer that then left.
     obstacle: Recent,

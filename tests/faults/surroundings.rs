@@ -1,9 +1,9 @@
-//! Processes without descriptors, and forks.
+//! Processes without descriptors or memory, and forks.
 
 use std::time::Duration;
 
 use crate::support::processes::{Job, Seat, report};
-use crate::support::{TRANSPORTS, Verb, sum, within};
+use crate::support::{TRANSPORTS, Verb, barrier, receive, send, sum, tagged, within};
 use unisono::collective::request::Kind;
 use unisono::communicator::{Call, Context, Options};
 use unisono::error::Status;
@@ -45,12 +45,17 @@ fn limit_for(spare: usize) -> u64 {
 }
 
 fn limit_descriptors(limit: Option<u64>) {
+    set_limit(libc::RLIMIT_NOFILE, limit);
+}
+
+/// `None`: as much as the process may have.
+fn set_limit(of: libc::__rlimit_resource_t, limit: Option<u64>) {
     let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both take a pointer to a whole structure.
     let answer = unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limits);
+        libc::getrlimit(of, &mut limits);
         limits.rlim_cur = limit.unwrap_or(limits.rlim_max);
-        libc::setrlimit(libc::RLIMIT_NOFILE, &limits)
+        libc::setrlimit(of, &limits)
     };
     assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
 }
@@ -66,6 +71,86 @@ fn a_rank_without_descriptors_says_so_and_recovers() {
             let clear = text.contains("oo many open files");
             let enough = text.ends_with("ok") && matches!(spare, "spare 6 " | "spare 9 ");
             assert!(clear || enough, "{transports}, {spare}: {text}; rank 0: {}", lines[0].line);
+        }
+        job.await_all(&[0, 1], "done");
+        job.all_end_well(&[0, 1]);
+    }
+}
+
+// ---- no memory left
+
+/// Short enough to be sent unasked.
+const SHORT: usize = 60_000;
+
+pub(crate) fn memory_for_messages(seat: &Seat) {
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    let mut came = vec![0; SHORT];
+    sum(&context, &mut [1.0; 10]);
+    if seat.rank == 0 {
+        barrier(&context);
+        let call = Call { tag: Some(1), ..within(1000) };
+        let mut sent = 0u8;
+        let error = loop {
+            match send(&context, 1, &vec![sent; SHORT], &call) {
+                Ok(()) => sent = sent.checked_add(1).expect("room ends"),
+                Err(error) => break error,
+            }
+        };
+        report(format_args!("told {error}"));
+        send(&context, 1, &[sent], &tagged(3)).expect("it is read again");
+    } else {
+        let full = fill_memory();
+        barrier(&context);
+        let error = receive(&context, 0, &mut [0], &within(2000)).expect_err("nobody sends it");
+        // What it has memory of its own for comes all the same.
+        receive(&context, 0, &mut came, &tagged(1)).expect("the first");
+        let first = came.iter().all(|byte| *byte == 0);
+        drop(full);
+        set_limit(libc::RLIMIT_AS, None);
+        report(format_args!("told {error}"));
+        assert!(first, "another message");
+        let mut sent = [0];
+        receive(&context, 0, &mut sent, &tagged(3)).expect("behind all of them");
+        for number in 1..sent[0] {
+            receive(&context, 0, &mut came, &tagged(1)).expect("a message");
+            assert!(came.iter().all(|byte| *byte == number), "another message");
+        }
+    }
+    barrier(&context);
+    report("done");
+}
+
+/// Leaves no room for a message, but for small things. What it returns takes the room.
+fn fill_memory() -> Vec<Vec<u8>> {
+    let mut full = Vec::with_capacity(100_000);
+    let small: Vec<_> = (0..1000).map(|_| (Vec::<u8>::with_capacity(2000), vec![0u8; 40])).collect();
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("the sizes of this process");
+    let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("its pages");
+    set_limit(libc::RLIMIT_AS, Some(pages * 4096));
+    loop {
+        let mut room = Vec::new();
+        if room.try_reserve_exact(SHORT).is_err() {
+            break;
+        }
+        full.push(room);
+    }
+    full.extend(small.into_iter().map(|(_, between)| between));
+    full
+}
+
+#[test]
+fn a_rank_without_memory_for_messages_lives_and_takes_them_later() {
+    for transports in TRANSPORTS {
+        // Other threads' share of the heap would count, too.
+        let one_heap = [("MALLOC_ARENA_MAX", "1")];
+        let mut job = Job::start_with("memory for messages", 2, transports, &one_heap);
+        for told in job.await_all(&[0, 1], "told") {
+            let text = &told.line;
+            assert!(
+                text.contains("rank 1 has no memory for the 60000 bytes of a message that rank 0"),
+                "{transports}, rank {}: {text}",
+                told.rank
+            );
         }
         job.await_all(&[0, 1], "done");
         job.all_end_well(&[0, 1]);

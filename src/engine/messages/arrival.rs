@@ -1,6 +1,8 @@
 //! What comes in, and where it goes.
 
-use super::failure::differing;
+use std::time::{Duration, Instant};
+
+use super::failure::{Trouble, differing};
 use super::peer::spreads;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
 use super::{Messages, kept};
@@ -8,6 +10,9 @@ use crate::engine::lane::{Incoming, Target};
 use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
+
+/// How long what a peer sends stays unread when there is no memory for it.
+const SHORT_PAUSE: Duration = Duration::from_millis(10);
 
 impl Messages {
     /// A frame has come; if a payload follows, says where it goes.
@@ -125,8 +130,12 @@ impl Messages {
                 self.unasked(peer, &frame);
                 let early = if eager {
                     self.unexpected_bytes += kept(frame.length as usize);
-                    let parcel = self.shelf.take(frame.length as usize);
-                    self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Kept(parcel));
+                    match self.shelf.take(frame.length as usize) {
+                        Some(parcel) => {
+                            self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Kept(parcel));
+                        }
+                        None => self.run_short(peer, lane, frame),
+                    }
                     Early::Begun(frame.signature, frame.total)
                 } else {
                     Early::Request { frame }
@@ -135,6 +144,43 @@ impl Messages {
             }
         }
         Ok(())
+    }
+
+    /// There is no memory for a message that nobody has asked for: what the peer sends waits until there is.
+    fn run_short(&mut self, peer: u32, lane: usize, frame: Frame) {
+        self.peers[peer as usize].short = Some((lane, frame));
+        self.asks_again_at = Some(Instant::now() + SHORT_PAUSE);
+        self.troubles.push(Trouble::Short { peer, bytes: frame.length });
+    }
+
+    /// Goes on with the message of `peer` that there was no memory for, if there is one. Whether it may be read from.
+    pub(super) fn resume(&mut self, peer: u32) -> bool {
+        let Some((lane, frame)) = self.peers[peer as usize].short.take() else { return true };
+        let key = (peer, frame.key);
+        let len = frame.length as usize;
+        let target = match self.receiving.remove(&key) {
+            Some(early @ Receiving::Early(_)) => {
+                self.receiving.insert(key, early);
+                let Some(parcel) = self.shelf.take(len) else {
+                    self.run_short(peer, lane, frame);
+                    return false;
+                };
+                Target::Kept(parcel)
+            }
+            // Whoever has asked meanwhile has memory for all of it.
+            Some(Receiving::Claimed(posted)) => {
+                self.unexpected_bytes -= kept(len);
+                let into = posted.into;
+                self.receiving.insert(key, Receiving::Posted(Posted { begun: len, ..posted }));
+                Target::User(into)
+            }
+            _ => {
+                self.unexpected_bytes -= kept(len);
+                Target::Discard
+            }
+        };
+        self.peers[peer as usize].lanes[lane].lock().begin(frame, target);
+        true
     }
 
     /// If a receive waits for a message like this one, it gets it.

@@ -48,6 +48,13 @@ pub struct Mismatch {
 pub enum Trouble {
     /// Ranks have called different things.
     Mismatch(Mismatch),
+    /// There is no memory for a message of this peer.
+    Short {
+        /// As the endpoint counts.
+        peer: u32,
+        /// Of the message.
+        bytes: u32,
+    },
     /// The link to this peer is of no more use.
     Broken {
         /// As the endpoint counts.

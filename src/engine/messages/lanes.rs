@@ -1,6 +1,7 @@
 //! Reading and writing the lanes, and when they are left unread.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::Messages;
 use super::peer::{Peer, PeerState};
@@ -66,8 +67,8 @@ impl Messages {
             let slot = &mut self.peers[peer as usize];
             // A goodbye may overtake data on other connections; their end comes behind the data. What is in shared
             // memory was there before the goodbye.
-            slot.drained =
-                slot.lanes.iter().all(|lane| lane.try_lock().is_some_and(|lane| lane.is_drained()));
+            slot.drained = slot.short.is_none()
+                && slot.lanes.iter().all(|lane| lane.try_lock().is_some_and(|lane| lane.is_drained()));
             if slot.drained {
                 self.forget_begun(peer);
                 self.strand(peer);
@@ -88,9 +89,10 @@ impl Messages {
             if turn >= TURN && !self.is_ahead(peer, lane) {
                 break;
             }
-            if !self.reads(peer) {
+            if !self.reads(peer) || !self.resume(peer) {
                 self.hold(peer);
-                return moved;
+                // That needs no memory.
+                return moved | (lane == 0 && self.pull(peer));
             }
             // Whoever hauls reads on when the load is there.
             let track = &self.peers[peer as usize].lanes[lane];
@@ -251,9 +253,13 @@ impl Messages {
 
     /// Whether what `peer` sends is read now. What a transfer waits for may come behind any number of messages that
     /// nobody has asked for, so where one waits, the limit does not count. (One that writes counts too: its peer may
-    /// be reading only as fast as we do.) What is left of a peer that has gone is bounded by the system's buffers.
+    /// be reading only as fast as we do.) What is left of a peer that has gone is bounded by the system's buffers. Nothing is
+    /// read where there was no memory for what comes next, until it is time to ask for it again.
     fn reads(&self, peer: u32) -> bool {
         let slot = &self.peers[peer as usize];
+        if slot.short.is_some() && self.asks_again_at.is_some_and(|moment| moment > Instant::now()) {
+            return false;
+        }
         self.unexpected_bytes <= self.unexpected_limit
             || slot.expected > 0
             || !matches!(slot.state, PeerState::Open)
@@ -279,7 +285,8 @@ impl Messages {
             if self.reads(peer) {
                 self.peers[peer as usize].lanes.iter().for_each(|lane| lane.lock().held = false);
                 self.note_watches(peer);
-                if (0..self.peers[peer as usize].lanes.len()).any(|lane| self.is_ahead(peer, lane)) {
+                let slot = &self.peers[peer as usize];
+                if slot.short.is_some() || (0..slot.lanes.len()).any(|lane| self.is_ahead(peer, lane)) {
                     moved |= self.progress(peer);
                 }
             } else {

@@ -28,6 +28,8 @@ pub(super) struct Peer {
     pub(super) spread: usize,
     /// Whether pieces that go out may wait on other lanes than the first.
     pub(super) strews: bool,
+    /// A message that there was no memory for, and the lane that it comes over: nothing else is read before it.
+    pub(super) short: Option<(usize, Frame)>,
 }
 
 #[derive(Default)]
