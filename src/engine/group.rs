@@ -542,7 +542,7 @@ impl Group {
     /// end, which only a failure of the group has them do.
     pub fn blame_launched(&self, turn: &Turn, cause: Error) -> Error {
         match cause.status() {
-            Status::OutOfMemory => self.spread_to_all(&cause),
+            Status::OutOfMemory => self.spread_to_all(turn, &cause),
             _ => self.spread(turn, &cause),
         }
         self.tell_of(turn, cause)
@@ -563,15 +563,20 @@ impl Group {
     /// everybody's even if the call is a message: the device that it is about serves the group's other calls, too.
     pub fn spread(&self, turn: &Turn, cause: &Error) {
         if turn.class != Class::PointToPoint || cause.status() == Status::Cuda {
-            self.spread_to_all(cause);
+            self.spread_to_all(turn, cause);
         }
     }
 
-    fn spread_to_all(&self, cause: &Error) {
+    fn spread_to_all(&self, turn: &Turn, cause: &Error) {
         // Whether or not it was the first, the call tells of it.
         let _ = self.latch(cause, || {
             let here = self.endpoint.hostname(self.endpoint.rank());
-            let told = cause.context(format!("rank {} on {here} reports", self.rank));
+            // What a late call waits for says nothing of the call itself, which may be what others wait for.
+            let call = match cause.status() {
+                Status::Timeout => format!(" of its {}", turn.signature),
+                _ => String::new(),
+            };
+            let told = cause.context(format!("rank {} on {here} reports{call}", self.rank));
             self.endpoint.spread(self, &told);
         });
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{PATIENCE, TRANSPORTS, Verb, barrier, in_time, ranks, sum, within};
 use unisono::collective::request::{Counts, Kind};
-use unisono::communicator::Call;
+use unisono::communicator::{Call, Context};
 use unisono::deadline::Deadline;
 use unisono::error::{Error, Status};
 use unisono::reduce::{DataType, Operator};
@@ -79,6 +79,36 @@ fn calls_that_differ_are_a_mismatch_on_every_rank() {
                         assert!(!own || touched.is_none(), "{place}: element {touched:?} changed: {error}");
                     });
                 }
+            }
+        }
+    }
+}
+
+/// Rank 0 splits while the others sum: each is told of the split, and nobody that it waits for itself.
+#[test]
+fn a_split_that_others_do_not_call_is_named_to_all() {
+    for transports in TRANSPORTS {
+        for (size, first) in [(2u32, 0), (2, 1), (3, 0)] {
+            let all_here = Barrier::new(size as usize);
+            let met = |context: &Context| {
+                sum(context, &mut [1.0; 10]);
+                let patience = |rank: u32| Duration::from_millis(if rank == first { 1000 } else { 20_000 });
+                context.set_timeout(patience(context.rank()));
+                all_here.wait();
+                let result = match context.rank() {
+                    0 => context.split(Some(1), 0).map(drop),
+                    _ => Verb::new(Kind::Allreduce, 10)
+                        .run_in(context, &mut [1.0f32; 10], &Call::default())
+                        .map(drop),
+                };
+                result.expect_err("the others call something else")
+            };
+            for (rank, error) in ranks(size, transports, met).iter().enumerate() {
+                let place = format!("{transports}, rank {rank} of {size}, {first} tells first: {error}");
+                assert!(error.text().contains("split"), "{place}");
+                // It may be whom another waits for.
+                let own = size == 2 || !error.text().contains("reports of its");
+                assert!(!own || !error.text().contains(&format!("Look at rank {rank},")), "{place}");
             }
         }
     }

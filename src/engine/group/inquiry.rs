@@ -234,7 +234,12 @@ impl Group {
             0 => String::new(),
             more => format!("; and {more} more"),
         };
-        let advice = format!("Look at rank {culprit}, or raise timeout_ms");
+        let look_at = match idle {
+            // It would be told to look at itself, here or where this is told.
+            None if culprit == self.rank => format!("what ranks {first} and {culprit} have called"),
+            _ => format!("rank {culprit}"),
+        };
+        let advice = format!("Look at {look_at}, or raise timeout_ms");
         let told =
             self.endpoint.with_refusal(format!("{}{more}{here}", told.join("; ")), turn.called.elapsed());
         Error::new(Status::Timeout, format!("{told}. {advice}"))
