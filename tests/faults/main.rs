@@ -42,6 +42,7 @@ fn rank() {
         ("exit after the meeting", meetings::exit_at_once),
         ("fork and join", meetings::fork_and_join),
         ("descriptors", surroundings::descriptors),
+        ("descriptors for links", surroundings::descriptors_for_links),
         ("memory for messages", surroundings::memory_for_messages),
         ("fork", surroundings::fork),
         ("alone", costs::alone),

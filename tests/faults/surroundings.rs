@@ -77,6 +77,38 @@ fn a_rank_without_descriptors_says_so_and_recovers() {
     }
 }
 
+pub(crate) fn descriptors_for_links(seat: &Seat) {
+    let host = Some(format!("host {}", seat.rank));
+    let options = Options { host, ..seat.options("") };
+    let context = Context::create(options).expect("the ranks meet");
+    barrier(&context);
+    if seat.rank == 0 {
+        limit_descriptors(Some(limit_for(0)));
+    }
+    // None opens a link to rank 0 before that. A late rank may hear in it that rank 0 has failed.
+    let all_here = Verb::new(Kind::Barrier, 0).run_in::<u8>(&context, &mut [], &within(20_000));
+    // Too long to go by way of others.
+    let (input, mut output) = (vec![1.0f32; 800_000], vec![0.0f32; 800_000]);
+    let verb = Verb::new(Kind::Alltoall, 100_000);
+    let result = all_here.and_then(|_| verb.run(&context, &input, &mut output, &within(20_000)));
+    let error = result.expect_err("rank 0 opens no links");
+    limit_descriptors(None);
+    report(format_args!("told {:?} {error}", error.status()));
+}
+
+#[test]
+fn a_rank_without_descriptors_for_a_link_says_that_they_are_its_own() {
+    let ranks: Vec<u32> = (0..8).collect();
+    let mut job = Job::start("descriptors for links", 8, "tcp");
+    for told in job.await_all(&ranks, "told") {
+        let text = &told.line;
+        assert!(text.contains("rank 0 lacks what a link to rank "), "rank {}: {text}", told.rank);
+        assert!(text.contains("oo many open files"), "rank {}: {text}", told.rank);
+        assert!(told.rank != 0 || text.starts_with("System "), "{text}");
+    }
+    job.all_end_well(&ranks);
+}
+
 // ---- no memory left
 
 /// Short enough to be sent unasked.

@@ -83,6 +83,8 @@ struct Outgoing {
     excluded: Vec<String>,
     /// What became of those tried.
     failures: Vec<String>,
+    /// What was tried last has failed for what this rank lacks itself, most likely descriptors.
+    lacks: bool,
     /// Not before this moment: the peer is busy.
     pause: Option<Instant>,
     trial: Option<Trial>,
@@ -302,7 +304,7 @@ impl Endpoint {
             (true, true) => excluded.push("TCP: it listens nowhere".to_owned()),
             (false, _) => excluded.push(format!("TCP: {}", self.options.no_tcp)),
         }
-        Outgoing { candidates, excluded, failures: Vec::new(), pause: None, trial: None }
+        Outgoing { candidates, excluded, failures: Vec::new(), lacks: false, pause: None, trial: None }
     }
 
     /// Tries the next candidate, or gives up.
@@ -315,20 +317,27 @@ impl Endpoint {
             outgoing.pause = None;
             let Some(candidate) = outgoing.candidates.pop_front() else {
                 let (peer_incoming, who) = (incoming.is_some(), wanted.address.describe());
-                let text = format!("cannot reach {who}{}", opening.describe(false));
+                let (status, what) = match outgoing.lacks {
+                    true => {
+                        let rank = self.identity.rank;
+                        (Status::System, format!("rank {rank} lacks what a link to {who} takes (ulimit -n)"))
+                    }
+                    false => (Status::PeerFailed, format!("cannot reach {who}")),
+                };
+                let text = format!("{what}{}", opening.describe(false));
                 if peer_incoming {
                     log::debug!("rank {}: {text}; but it is opening the link itself", self.identity.rank);
                     self.abandon_outgoing(core, peer);
                     self.unsettled.push(peer);
                     return;
                 }
-                return self.refuse(core, peer, Error::new(Status::PeerFailed, text));
+                return self.refuse(core, peer, Error::new(status, text));
             };
             let name = wanted.address.local_name();
             match self.start(core, peer, candidate, &name) {
                 Ok(trial) => {
                     if let Some(outgoing) = self.outgoing(peer) {
-                        outgoing.trial = Some(trial);
+                        (outgoing.trial, outgoing.lacks) = (Some(trial), false);
                     }
                     return;
                 }
@@ -341,7 +350,11 @@ impl Endpoint {
                     core.alarm(until, self.shared.id, Alarm::Peer { peer });
                     return;
                 }
-                Err(cause) => self.note_failure(peer, candidate, &cause.to_string()),
+                Err(cause) => {
+                    const LACKS: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+                    self.note_lack(peer, cause.raw_os_error().is_some_and(|code| LACKS.contains(&code)));
+                    self.note_failure(peer, candidate, &cause.to_string());
+                }
             }
         }
     }
@@ -454,7 +467,10 @@ impl Endpoint {
             fail!(Internal, "the attempt that this connection is for is over")
         };
         trial.said = true;
-        match trial.candidate {
+        let candidate = trial.candidate;
+        // Should this fail, it is not for the peer, which has just proved itself.
+        self.note_lack(peer, true);
+        match candidate {
             Candidate::Local => {
                 // Before the peer may count the link as open: where there is no room, TCP is next.
                 let reserved = self.reserve()?;
@@ -482,6 +498,7 @@ impl Endpoint {
                 }
             }
         }
+        self.note_lack(peer, false);
         Ok(())
     }
 
@@ -584,6 +601,12 @@ impl Endpoint {
         let candidate = trial.candidate;
         self.drop_trial(core, trial);
         self.note_failure(peer, candidate, why);
+    }
+
+    fn note_lack(&mut self, peer: u32, lacks: bool) {
+        if let Some(outgoing) = self.outgoing(peer) {
+            outgoing.lacks = lacks;
+        }
     }
 
     fn note_failure(&mut self, peer: u32, candidate: Candidate, why: &str) {
