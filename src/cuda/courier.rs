@@ -27,7 +27,7 @@ pub use desk::{Call, Desk, PLACED};
 
 use super::context::Devices;
 use super::driver::least_limit;
-use super::image::Image;
+use super::image::{Image, Program};
 use super::kernels::{self, Launch};
 use super::local::Kernels;
 use super::stream::Stream;
@@ -36,9 +36,9 @@ use crate::reduce::{DataType, Operator};
 
 /// The kernel that carries,
 static IMAGE: Image = Image::new(
+    Program::Courier,
     include_bytes!("../../kernels/courier.sm_90.xz"),
     include_bytes!("../../kernels/courier.sm_100.xz"),
-    include_bytes!("../../kernels/courier.compute_80.xz"),
 );
 
 /// and its name.
@@ -46,9 +46,9 @@ const NAME: &CStr = c"unisono_courier";
 
 /// The kernels that combine, too.
 static COMBINERS: Image = Image::new(
+    Program::Combine,
     include_bytes!("../../kernels/combine.sm_90.xz"),
     include_bytes!("../../kernels/combine.sm_100.xz"),
-    include_bytes!("../../kernels/combine.compute_80.xz"),
 );
 
 /// The most operands that a courier combines.
@@ -58,10 +58,10 @@ pub const MAX_OPERANDS: usize = 8;
 pub type Combiner = (DataType, Operator);
 
 /// A program, with what the kernels in it combine and are called.
-type Program = (&'static Image, Vec<(Option<Combiner>, CString)>);
+type Listed = (&'static Image, Vec<(Option<Combiner>, CString)>);
 
 /// Those of couriers. One that combines is called as the kernel of folds that does the same.
-pub(super) fn programs() -> [Program; 2] {
+pub(super) fn programs() -> [Listed; 2] {
     let all =
         kernels::all().filter(|&(dtype, operator)| combiner(dtype, operator) == Some((dtype, operator)));
     let combiners = all.filter_map(|(dtype, operator)| {

@@ -23,13 +23,27 @@ pub struct Image {
     compute_80: Packed,
 }
 
+/// The PTX of all programs, much of which is alike; each ends with a zero.
+static TEXTS: &[u8] = include_bytes!("../../kernels/compute_80.xz");
+
+/// In their order there.
+#[derive(Clone, Copy)]
+pub(super) enum Program {
+    Fold,
+    Exchange,
+    Stages,
+    Windowed,
+    Courier,
+    Combine,
+}
+
 impl Image {
-    /// Of compressed files.
-    pub(super) const fn new(sm_90: &'static [u8], sm_100: &'static [u8], compute_80: &'static [u8]) -> Image {
+    /// Of a program, with its compressed files of machine code.
+    pub(super) const fn new(program: Program, sm_90: &'static [u8], sm_100: &'static [u8]) -> Image {
         Image {
-            sm_90: Packed::new(sm_90, false),
-            sm_100: Packed::new(sm_100, false),
-            compute_80: Packed::new(compute_80, true),
+            sm_90: Packed::new(sm_90, None),
+            sm_100: Packed::new(sm_100, None),
+            compute_80: Packed::new(TEXTS, Some(program)),
         }
     }
 
@@ -75,14 +89,14 @@ fn usual(major: i32) -> i32 {
 
 struct Packed {
     bytes: &'static [u8],
-    /// Whether it is PTX, without numbers.
-    is_text: bool,
+    /// Whose text it is there, if it is PTX, without numbers.
+    text: Option<Program>,
     unpacked: OnceCell<Vec<u8>>,
 }
 
 impl Packed {
-    const fn new(bytes: &'static [u8], is_text: bool) -> Packed {
-        Packed { bytes, is_text, unpacked: OnceCell::new() }
+    const fn new(bytes: &'static [u8], text: Option<Program>) -> Packed {
+        Packed { bytes, text, unpacked: OnceCell::new() }
     }
 
     fn unpack(&self) -> Result<&[u8]> {
@@ -97,8 +111,10 @@ impl Packed {
             Lzma2Reader::new(packed, dictionary, None)
                 .read_to_end(&mut bytes)
                 .map_err(|cause| bad(&cause))?;
-            if self.is_text {
-                bytes = names::number(&bytes).ok_or_else(|| bad(&"a name of nothing"))?;
+            if let Some(program) = self.text {
+                let mut texts = bytes.split_inclusive(|&byte| byte == 0);
+                let text = texts.nth(program as usize).ok_or_else(|| bad(&"it lacks a program"))?;
+                bytes = names::number(text).ok_or_else(|| bad(&"a name of nothing"))?;
             }
             Ok(bytes)
         })?;

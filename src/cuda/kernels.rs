@@ -8,15 +8,15 @@
 
 use std::ffi::{CStr, c_void};
 
-use super::image::Image;
+use super::image::{Image, Program};
 use crate::reduce::{DataType, Operand, Operator, Representation};
 use crate::sys::float::by_defaults;
 
 /// The kernels.
 pub static IMAGE: Image = Image::new(
+    Program::Fold,
     include_bytes!("../../kernels/fold.sm_90.xz"),
     include_bytes!("../../kernels/fold.sm_100.xz"),
-    include_bytes!("../../kernels/fold.compute_80.xz"),
 );
 
 /// The most operands that one launch folds.

@@ -10,30 +10,30 @@ use super::Job;
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::FunctionHandle;
-use crate::cuda::image::Image;
+use crate::cuda::image::{Image, Program};
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
 
 /// The kernels.
 pub(in crate::cuda) static IMAGE: Image = Image::new(
+    Program::Exchange,
     include_bytes!("../../../kernels/exchange.sm_90.xz"),
     include_bytes!("../../../kernels/exchange.sm_100.xz"),
-    include_bytes!("../../../kernels/exchange.compute_80.xz"),
 );
 
 /// The same for broadcasts by stages.
 pub(in crate::cuda) static STAGES: Image = Image::new(
+    Program::Stages,
     include_bytes!("../../../kernels/stages.sm_90.xz"),
     include_bytes!("../../../kernels/stages.sm_100.xz"),
-    include_bytes!("../../../kernels/stages.compute_80.xz"),
 );
 
 /// The same for calls in windows, and for signals.
 pub(in crate::cuda) static WINDOWED: Image = Image::new(
+    Program::Windowed,
     include_bytes!("../../../kernels/windowed.sm_90.xz"),
     include_bytes!("../../../kernels/windowed.sm_100.xz"),
-    include_bytes!("../../../kernels/windowed.compute_80.xz"),
 );
 
 /// The kernels of an operator and a type: by lines, by tiles, in windows.
