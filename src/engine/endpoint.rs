@@ -484,19 +484,21 @@ impl Endpoint {
         for trouble in troubles {
             match trouble {
                 Trouble::Mismatch(mismatch) => self.differ(&mismatch),
-                Trouble::Short { peer, bytes } => {
-                    let (rank, peer) = (self.rank(), self.describe(peer));
-                    let text = format!(
-                        "rank {rank} has no memory for the {bytes} bytes of a message that {peer} sent unasked"
-                    );
-                    self.registration().note_refusal(text);
-                }
+                Trouble::Short { peer, bytes } => self.note_shortage(peer, bytes),
                 Trouble::Broken { peer, why } => {
                     let text = format!("the link to {} broke: {why}", self.describe(peer));
                     self.registration().doubt(peer, Error::new(Status::PeerFailed, text));
                 }
             }
         }
+    }
+
+    #[cold]
+    fn note_shortage(&self, peer: u32, bytes: u32) {
+        let (rank, peer) = (self.rank(), self.describe(peer));
+        let text =
+            format!("rank {rank} has no memory for the {bytes} bytes of a message that {peer} sent unasked");
+        self.registration().note_refusal(text);
     }
 
     fn differ(&self, mismatch: &Mismatch) {

@@ -236,7 +236,9 @@ impl Group {
         };
         let look_at = match idle {
             // It would be told to look at itself, here or where this is told.
-            None if culprit == self.rank => format!("what ranks {first} and {culprit} have called"),
+            None if culprit == self.rank => {
+                format!("what ranks {} and {} have called", culprit.min(first), culprit.max(first))
+            }
             _ => format!("rank {culprit}"),
         };
         let advice = format!("Look at {look_at}, or raise timeout_ms");

@@ -147,36 +147,33 @@ impl Messages {
     }
 
     /// There is no memory for a message that nobody has asked for: what the peer sends waits until there is.
+    #[cold]
     fn run_short(&mut self, peer: u32, lane: usize, frame: Frame) {
         self.peers[peer as usize].short = Some((lane, frame));
         self.asks_again_at = Some(Instant::now() + SHORT_PAUSE);
         self.troubles.push(Trouble::Short { peer, bytes: frame.length });
     }
 
-    /// Goes on with the message of `peer` that there was no memory for, if there is one. Whether it may be read from.
+    /// Goes on with the message of `peer` that there was no memory for. Whether it may be read from.
+    #[cold]
     pub(super) fn resume(&mut self, peer: u32) -> bool {
         let Some((lane, frame)) = self.peers[peer as usize].short.take() else { return true };
-        let key = (peer, frame.key);
         let len = frame.length as usize;
-        let target = match self.receiving.remove(&key) {
-            Some(early @ Receiving::Early(_)) => {
-                self.receiving.insert(key, early);
-                let Some(parcel) = self.shelf.take(len) else {
+        let target = match self.receiving.get(&(peer, frame.key)) {
+            Some(Receiving::Early(_)) => match self.shelf.take(len) {
+                Some(parcel) => Target::Kept(parcel),
+                None => {
                     self.run_short(peer, lane, frame);
                     return false;
-                };
-                Target::Kept(parcel)
-            }
-            // Whoever has asked meanwhile has memory for all of it.
-            Some(Receiving::Claimed(posted)) => {
+                }
+            },
+            other => {
                 self.unexpected_bytes -= kept(len);
-                let into = posted.into;
-                self.receiving.insert(key, Receiving::Posted(Posted { begun: len, ..posted }));
-                Target::User(into)
-            }
-            _ => {
-                self.unexpected_bytes -= kept(len);
-                Target::Discard
+                match other {
+                    // Whoever has asked meanwhile has memory for all of it.
+                    Some(Receiving::Claimed(posted)) => Target::User(posted.into),
+                    _ => Target::Discard,
+                }
             }
         };
         self.peers[peer as usize].lanes[lane].lock().begin(frame, target);
@@ -230,7 +227,9 @@ impl Messages {
                 }
             },
             Target::User(_) => {
-                if let Some(Receiving::Posted(posted)) = self.receiving.get_mut(&key) {
+                if let Some(Receiving::Posted(posted) | Receiving::Claimed(posted)) =
+                    self.receiving.get_mut(&key)
+                {
                     posted.received += incoming.frame.length as usize;
                     if posted.received == posted.into.len {
                         let (ticket, len) = (posted.ticket, posted.into.len);

@@ -83,16 +83,17 @@ impl Messages {
     }
 
     fn read_lane(&mut self, peer: u32, lane: usize) -> bool {
-        let mut moved = false;
+        let (mut moved, mut rests) = (false, false);
         for turn in 0.. {
             // What the lane has read already the kernel does not tell of again.
             if turn >= TURN && !self.is_ahead(peer, lane) {
                 break;
             }
-            if !self.reads(peer) || !self.resume(peer) {
+            let short = self.peers[peer as usize].short.is_some();
+            if !self.reads(peer) || short && !self.resume(peer) {
                 self.hold(peer);
-                // That needs no memory.
-                return moved | (lane == 0 && self.pull(peer));
+                rests = true;
+                break;
             }
             // Whoever hauls reads on when the load is there.
             let track = &self.peers[peer as usize].lanes[lane];
@@ -120,7 +121,10 @@ impl Messages {
                     self.doubt(peer, why);
                     return true;
                 }
-                Event::Idle | Event::Closed => return moved | (lane == 0 && self.pull(peer)),
+                Event::Idle | Event::Closed => {
+                    rests = true;
+                    break;
+                }
                 Event::Frame(frame) => {
                     moved = true;
                     if let Err(why) = self.arrive(peer, lane, frame) {
@@ -134,7 +138,8 @@ impl Messages {
                 }
             }
         }
-        moved
+        // What is pulled needs no memory of the engine's.
+        moved | (rests && lane == 0 && self.pull(peer))
     }
 
     /// Whether a lane has something that takes no system call to read.

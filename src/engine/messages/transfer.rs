@@ -22,7 +22,7 @@ pub(super) struct Posted {
     pub(super) signature: Signature,
     pub(super) ticket: Ticket,
     /// Bytes that have begun to come,
-    pub(super) begun: usize,
+    begun: usize,
     /// and that are here.
     pub(super) received: usize,
     /// A receive of the caller: whose messages it takes, and its place in the order of the calls.

@@ -439,9 +439,9 @@ fn a_rank_at_work_is_not_told_to_wait_for_whom_it_has_waited_for() {
     other.compare(&call.expect("its turn came"), &[0]);
     let late = turn(&group, BARRIER);
     for (works, says, culprit) in [
-        (false, "still running, waiting for rank 0", "Look at rank 0"),
+        (false, "still running, waiting for rank 0", "Look at what ranks 0 and 1 have called"),
         (true, "still running, at work by itself", "Look at rank 1"),
-        (false, "still running, waiting for rank 0", "Look at rank 0"),
+        (false, "still running, waiting for rank 0", "Look at what ranks 0 and 1 have called"),
     ] {
         at_work.store(works, Ordering::Relaxed);
         working.advance();

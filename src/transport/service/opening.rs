@@ -603,6 +603,7 @@ impl Endpoint {
         self.note_failure(peer, candidate, why);
     }
 
+    #[cold]
     fn note_lack(&mut self, peer: u32, lacks: bool) {
         if let Some(outgoing) = self.outgoing(peer) {
             outgoing.lacks = lacks;
