@@ -152,8 +152,8 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
             let _entered = current.as_ref().map(Current::enter).transpose()?;
             // SAFETY: as above, and the stream lives.
             let hosted = unsafe { context.begin_launch(&launch.request, &call) }?;
-            for work in end_all(hosted.into_iter().collect()) {
-                communicator.keep(launch.stream, [work?]);
+            if let Some(pending) = hosted {
+                communicator.keep(launch.stream, [end(pending)?]);
             }
             Ok(())
         }
@@ -279,6 +279,11 @@ static STREAMS_WAIT: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// Ends what has begun on a device.
+fn end(begun: Pending) -> Result<Work> {
+    if *STREAMS_WAIT { begun.close() } else { begun.complete() }
+}
+
+/// As [`end`], of calls that are closed together.
 fn end_all(begun: Vec<Pending>) -> Vec<Result<Work>> {
     if *STREAMS_WAIT { Pending::close_all(begun) } else { Pending::complete_all(begun) }
 }

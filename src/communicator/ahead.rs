@@ -107,16 +107,15 @@ impl Lane {
 /// `stream` has been told to wait for `call`, by a courier if there is one.
 pub(super) fn note(stream: &Stream, call: &Arc<Running>, courier: Option<&Arc<Courier>>) {
     let key = Key::of(stream);
+    let (call, courier) = (Arc::downgrade(call), courier.map(Arc::downgrade).unwrap_or_default());
     let mut lanes = lock(&LANES);
-    lanes.retain_mut(|(_, lane)| lane.first().is_some());
-    let (call, courier) = (Arc::downgrade(call), courier.map(Arc::downgrade));
     match lanes.iter_mut().find(|(other, _)| *other == key) {
         Some((_, lane)) => {
             lane.calls.push_back(call);
-            lane.courier = courier.unwrap_or_default();
+            lane.courier = courier;
         }
         None => {
-            let courier = courier.unwrap_or_default();
+            lanes.retain_mut(|(_, lane)| lane.first().is_some());
             lanes.push((key, Lane { calls: [call].into(), allowed: FEW, courier }));
         }
     }
@@ -131,15 +130,9 @@ pub(super) fn is_busy(stream: &Stream) -> bool {
     courier.is_some_and(|courier| courier.is_under_way())
 }
 
-/// Whether `stream` has been told to wait for a call that runs.
-pub(super) fn waits(stream: &Stream) -> bool {
-    let key = Key::of(stream);
-    lock(&LANES).iter_mut().any(|(other, lane)| *other == key && lane.first().is_some())
-}
-
 /// Whether any stream of a process's devices has been told to wait for a call that runs.
-pub(super) fn any_waits(devices: &Devices) -> bool {
-    let devices = std::ptr::from_ref(devices).addr();
+pub(super) fn any_waits(devices: *const Devices) -> bool {
+    let devices = devices.addr();
     lock(&LANES).iter_mut().any(|(key, lane)| key.devices == devices && lane.first().is_some())
 }
 
@@ -162,15 +155,15 @@ fn others_that_wait(stream: &Stream) -> usize {
     lanes.iter().filter(|(other, _)| *other != key && of_device(other)).count()
 }
 
-/// Waits until `stream` may be told to wait for one more call, of `group`. `Timeout` when there are too many that do not
-/// end. Returns at once where nobody may wait, in callbacks.
-pub(super) fn make_room(stream: &Stream, group: &Group, deadline: Deadline) -> Result<()> {
-    if is_calling_back() {
-        return Ok(());
-    }
+/// Waits until `stream` may be told to wait for one more call, of `group`: whether it has been told to wait for any that runs. `Timeout`
+/// when there are too many that do not end in time. Returns at once where nobody may wait, in callbacks.
+pub(super) fn make_room(stream: &Stream, group: &Group, until: impl Fn() -> Deadline) -> Result<bool> {
     let key = Key::of(stream);
+    let mut deadline = None;
     // Its own lane: whoever waits here has not given the stream more meanwhile.
-    while let Some((first, allowed)) = crowded(key) {
+    while let Some((first, full)) = first_of(key) {
+        let Some(allowed) = full.filter(|_| !is_calling_back()) else { return Ok(true) };
+        let deadline = *deadline.get_or_insert_with(&until);
         if first.watch(WATCHES) {
             continue;
         }
@@ -180,7 +173,7 @@ pub(super) fn make_room(stream: &Stream, group: &Group, deadline: Deadline) -> R
         }
         // The call itself says so.
         if group.failure().is_some() {
-            return Ok(());
+            return Ok(true);
         }
         if !most {
             if let Some((_, lane)) = lock(&LANES).iter_mut().find(|(other, _)| *other == key) {
@@ -194,13 +187,13 @@ pub(super) fn make_room(stream: &Stream, group: &Group, deadline: Deadline) -> R
             );
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 /// The first call that a stream waits for, and for how many it may, if it waits for that many.
-fn crowded(key: Key) -> Option<(Arc<Running>, usize)> {
+fn first_of(key: Key) -> Option<(Arc<Running>, Option<usize>)> {
     let mut lanes = lock(&LANES);
     let (_, lane) = lanes.iter_mut().find(|(other, _)| *other == key)?;
     let first = lane.first()?;
-    lane.is_full().then_some((first, lane.allowed))
+    Some((first, lane.is_full().then_some(lane.allowed)))
 }

@@ -24,6 +24,9 @@ enum State {
     },
 }
 
+/// How one that has begun is closed.
+type End = fn(Begun, &mut Copies) -> Result<Work>;
+
 impl From<Work> for Pending {
     fn from(work: Work) -> Pending {
         Begun::closed(work).into()
@@ -53,8 +56,31 @@ impl Pending {
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
     /// the host, when the operation is complete.
     pub fn close(self) -> Result<Work> {
-        // One gives one.
-        Pending::close_all(vec![self]).pop().unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))))
+        self.end(Begun::close)
+    }
+
+    /// As [`Pending::close`], in the way of [`Pending::complete_all`].
+    pub fn complete(self) -> Result<Work> {
+        self.end(Begun::complete)
+    }
+
+    fn end(self, end: End) -> Result<Work> {
+        let begun = match self.0 {
+            State::Begun(begun) => begun,
+            state => {
+                // One gives one.
+                let ended = Pending::end_all(vec![Pending(state)], end).pop();
+                return ended.unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))));
+            }
+        };
+        let (is_crowded, mut copies) = (begun.is_crowded(), Copies::default());
+        let work = end(begun, &mut copies);
+        if let (true, Ok(work)) = (is_crowded, &work) {
+            // Its failure is the work's to tell.
+            let _ = work.wait(Deadline::NEVER);
+        }
+        copies.wait();
+        work
     }
 
     /// As [`Pending::close`], but what no stream may wait for is left to run.
@@ -76,7 +102,7 @@ impl Pending {
         Pending::end_all(all, Begun::complete)
     }
 
-    fn end_all(all: Vec<Pending>, end: impl Fn(Begun, &mut Copies) -> Result<Work>) -> Vec<Result<Work>> {
+    fn end_all(all: Vec<Pending>, end: End) -> Vec<Result<Work>> {
         let (count, mut copies) = (all.len(), Copies::default());
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
         works.resize_with(count, || None);

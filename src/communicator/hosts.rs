@@ -185,7 +185,7 @@ impl Composed {
             self.context.or_fail_on(self.caller.stream, Class::Ordered, exchange.series(self.caller))
         }?;
         let until = Deadline::after(self.caller.timeout.unwrap_or(group.timeout()));
-        self.context.or_fail(ahead::make_room(series.stream(), group, until))?;
+        self.context.or_fail(ahead::make_room(series.stream(), group, || until))?;
         let queue = Arc::new(Queue::default());
         let mut turn = None;
         let (timeout, signature) = (self.caller.timeout, self.signature);

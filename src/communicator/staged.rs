@@ -100,21 +100,18 @@ impl Context {
             // SAFETY: the caller's promise.
             return unsafe { self.alone_staged(&call, request, options) }.map(Begun::closed);
         };
-        let (devices, stream, ordered) =
-            (call.survey.devices.clone(), call.survey.stream.clone(), call.survey.ordered);
+        let (stream, ordered) = (call.survey.stream.clone(), call.survey.ordered);
         let (class, tag, signature) = self.header(&call, options)?;
-        if ordered {
-            let deadline = Deadline::after(options.timeout.unwrap_or(group.timeout()));
-            self.or_fail_in(class, ahead::make_room(&stream, group, deadline))?;
-        }
+        // Its stream waits for no call ahead of it.
+        let until = || Deadline::after(options.timeout.unwrap_or(group.timeout()));
+        let first = !ordered || !self.or_fail_in(class, ahead::make_room(&stream, group, until))?;
         let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;
         let job = self.job(call, group, request, options, &way);
         let (job, exit) = self.or_fail_in(class, job)?;
-        let first = !ordered || !ahead::waits(&stream);
         // SAFETY: the caller's promise.
         let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, first) })?;
         let running = group.start(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))?;
-        let work = Work::running(running.clone()).on_devices(&devices);
+        let work = Work::running(running.clone()).on_devices(stream.devices());
         let crowded = matches!(exit, Exit::Courier(_)) && couriers::is_crowded(&stream, group);
         Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }), crowded })
     }
@@ -297,8 +294,8 @@ impl Draft {
     /// # Safety
     /// As [`Staged::new`].
     unsafe fn new(job: Job, way: Way, signature: Signature, first: bool) -> Result<Draft> {
-        let devices = job.order.devices.clone();
-        let streams_wait: &dyn Fn() -> bool = &|| ahead::any_waits(&devices);
+        let devices = Arc::as_ptr(&job.order.devices);
+        let streams_wait: &dyn Fn() -> bool = &|| ahead::any_waits(devices);
         if let Way::Listed(routes) = way {
             // SAFETY: the caller's promise.
             return unsafe { Lists::new(job, routes) }.provided(streams_wait).map(Draft::Lists);

@@ -201,7 +201,7 @@ impl Work {
                 Ok(())
             }
             (_, Some(running)) => {
-                ahead::make_room(&stream, running.group(), Deadline::after(running.group().timeout()))?;
+                ahead::make_room(&stream, running.group(), || Deadline::after(running.group().timeout()))?;
                 let word = Arc::new(devices.word(device)?);
                 running.holds(&word);
                 let held = devices.note_held();

@@ -37,7 +37,10 @@ impl<T: Clone> ByDevice<T> {
         let made = {
             let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             match places.iter().find(|place| place.is_of(devices, device)) {
-                Some(place) => place.made.clone(),
+                Some(place) => match place.made.get() {
+                    Some(made) => return Ok(made.clone()),
+                    None => place.made.clone(),
+                },
                 None => {
                     let made = Arc::default();
                     places.push(Place { devices: devices.clone(), device, made: Arc::clone(&made) });

@@ -163,6 +163,9 @@ impl Copies {
 
     /// Waits for all of them, for [`COPIES`] at most: the caller has the memory back then.
     pub(in crate::communicator) fn wait(self) {
+        if self.0.is_empty() {
+            return;
+        }
         let until = Deadline::after(COPIES);
         while !self.0.iter().all(|exit| exit.is_released()) && !until.expired() {
             sys::process::yield_now();

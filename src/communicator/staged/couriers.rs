@@ -73,8 +73,15 @@ pub(in crate::communicator) fn ahead(group: u64) -> Vec<(Arc<Stream>, Arc<Courie
     })
 }
 
-/// The ranks of this process whose calls couriers serve, and their devices.
-static SEATS: Mutex<Vec<(Weak<Group>, usize, u32)>> = Mutex::new(Vec::new());
+/// A rank of this process whose calls couriers serve.
+struct Seat {
+    group: Weak<Group>,
+    id: u64,
+    /// Its devices, and the one that it calls on.
+    place: (usize, u32),
+}
+
+static SEATS: Mutex<Vec<Seat>> = Mutex::new(Vec::new());
 
 /// Whether another rank of `group` in this process is on the device of `stream`, too, as far as it has called, and the device has
 /// few queues. What the stream of one is given behind its courier may then hold up the courier of the other, which that one waits for.
@@ -84,16 +91,14 @@ pub(super) fn is_crowded(stream: &Stream, group: &Arc<Group>) -> bool {
         return false;
     }
     let place = (Arc::as_ptr(devices).addr(), stream.device());
+    let is_own = |seat: &Seat| std::ptr::eq(seat.group.as_ptr(), Arc::as_ptr(group));
     let mut seats = lock(&SEATS);
-    seats.retain(|(other, ..)| other.strong_count() > 0);
-    let (mut is_known, mut others) = (false, false);
-    for other in seats.iter().filter(|(_, devices, device)| (*devices, *device) == place) {
-        let Some(other) = other.0.upgrade() else { continue };
-        is_known |= Arc::ptr_eq(&other, group);
-        others |= !Arc::ptr_eq(&other, group) && other.id() == group.id();
+    if !seats.iter().any(|seat| is_own(seat) && seat.place == place) {
+        seats.retain(|seat| seat.group.strong_count() > 0);
+        seats.push(Seat { group: Arc::downgrade(group), id: group.id(), place });
     }
-    if !is_known {
-        seats.push((Arc::downgrade(group), place.0, place.1));
-    }
-    others
+    let is_other = |seat: &Seat| {
+        seat.place == place && seat.id == group.id() && !is_own(seat) && seat.group.strong_count() > 0
+    };
+    seats.iter().any(is_other)
 }

@@ -158,9 +158,12 @@ impl Stands {
         std::mem::take(&mut self.pages)
     }
 
-    /// The first that is free: those have desks in the device's memory.
+    /// The first that is free: those have desks in the device's memory. What has been left is looked at when all of those are taken, since
+    /// each look reads what devices wrote.
     fn take(&mut self) -> Option<Stand> {
-        self.tidy();
+        if !self.free.iter().any(|stand| (stand.index as usize) < STANDS) {
+            self.tidy();
+        }
         let first = (0..self.free.len()).min_by_key(|&at| self.free[at].index)?;
         Some(self.free.swap_remove(first))
     }

@@ -26,6 +26,7 @@
 mod carrier;
 mod copies;
 mod cut;
+mod few;
 mod job;
 mod lists;
 mod parting;
@@ -36,13 +37,13 @@ mod resources;
 mod room;
 mod transfer;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 
 use carrier::Carrier;
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
+use few::Few;
 pub use job::{Combined, Exchange, Job, Place, Side, StreamOrder};
 pub use lists::{Lists, Routes};
 #[cfg(test)]
@@ -75,9 +76,9 @@ pub struct Staged {
     turn: Option<Turn>,
     carrier: Option<Carrier>,
     /// Where pieces are that have been issued, but not stored, in their order.
-    busy: VecDeque<Room>,
+    busy: Few<Room>,
     /// Lanes that no piece is in.
-    free: Vec<Lane>,
+    free: Few<Lane>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
@@ -108,8 +109,8 @@ impl Staged {
             job,
             turn: None,
             carrier: None,
-            busy: VecDeque::new(),
-            free: Vec::new(),
+            busy: Few::new(),
+            free: Few::new(),
             current: None,
             entered: false,
             begun: false,
@@ -243,7 +244,7 @@ impl Staged {
                 None => Some(Room::kept(self.lane_bytes())?),
             };
             let Some(room) = room else { return Ok(false) };
-            self.busy.push_back(room);
+            self.busy.push(room);
         }
         self.load(self.issued)?;
         self.issued += 1;
@@ -519,9 +520,10 @@ impl Staged {
             self.carrier().move_on(&self.job.order)?;
             while self.stored < self.delivered && self.is_stored(self.stored)? {
                 self.stored += 1;
-                match self.busy.pop_front().and_then(Room::lane) {
+                match self.busy.pop().and_then(Room::lane) {
                     Some(lane) if lane.is_spare() => resources::give_back(vec![lane]),
-                    lane => self.free.extend(lane),
+                    Some(lane) => self.free.push(lane),
+                    None => {}
                 }
             }
             while self.issue()? {}
@@ -603,8 +605,7 @@ impl Staged {
     }
 
     fn lanes(&mut self) -> Vec<Lane> {
-        self.free.extend(self.busy.drain(..).filter_map(Room::lane));
-        std::mem::take(&mut self.free)
+        self.free.take_all().chain(self.busy.take_all().filter_map(Room::lane)).collect()
     }
 }
 
@@ -613,7 +614,7 @@ impl Drop for Staged {
     /// wait for streams.
     fn drop(&mut self) {
         if self.carrier.is_none() && !self.free.is_empty() {
-            resources::give_back(std::mem::take(&mut self.free));
+            resources::give_back(self.free.take_all().collect());
         }
     }
 }

@@ -40,11 +40,16 @@ pub(super) struct Shelves<S: Stock> {
     /// For the next calls.
     pub(super) stock: S,
     left: Vec<S::Left>,
+    /// Whether somebody asks the driver about what was left, which is not in the pool meanwhile.
+    is_asked_about: bool,
 }
 
 impl<S: Stock> Pool<S> {
     pub(super) const fn new(stock: S) -> Pool<S> {
-        Pool { shelves: Mutex::new(Shelves { stock, left: Vec::new() }), asking: Mutex::new(()) }
+        Pool {
+            shelves: Mutex::new(Shelves { stock, left: Vec::new(), is_asked_about: false }),
+            asking: Mutex::new(()),
+        }
     }
 
     /// The pool, locked. The driver is asked for nothing meanwhile.
@@ -68,20 +73,26 @@ impl<S: Stock> Pool<S> {
     /// The driver is asked without the pool's lock: it may be long in coming back, and calls that need nothing of it take and
     /// give back meanwhile.
     pub(super) fn unpark(&self, asks_driver: bool) {
-        let rest = {
-            let shelves = &mut *self.lock();
-            let unused = shelves.left.extract_if(.., |left| left.is_used() == Some(false)).collect();
-            shelves.stock.keep(unused)
-        };
+        let mut shelves = self.lock();
+        // Mostly there is nothing.
+        if shelves.left.is_empty() && !shelves.is_asked_about {
+            return;
+        }
+        let unused = shelves.left.extract_if(.., |left| left.is_used() == Some(false)).collect();
+        let rest = shelves.stock.keep(unused);
+        drop(shelves);
         drop(rest);
         if !asks_driver {
             return;
         }
         let _asking = lock(&self.asking);
-        let open: Vec<S::Left> = self.lock().left.extract_if(.., |left| left.is_used().is_none()).collect();
+        let mut shelves = self.lock();
+        let open: Vec<S::Left> = shelves.left.extract_if(.., |left| left.is_used().is_none()).collect();
         if open.is_empty() {
             return;
         }
+        shelves.is_asked_about = true;
+        drop(shelves);
         let (mut unused, mut used) = (Vec::new(), Vec::new());
         for left in open {
             match retry(|| left.has_ended()) {
@@ -92,6 +103,7 @@ impl<S: Stock> Pool<S> {
             }
         }
         let mut shelves = self.lock();
+        shelves.is_asked_about = false;
         shelves.left.extend(used);
         let rest = shelves.stock.keep(unused);
         drop(shelves);
@@ -159,5 +171,25 @@ mod tests {
             assert_eq!(early, 1);
         });
         assert_eq!(kept(), 2);
+    }
+
+    /// What is asked about may be what it needs.
+    #[test]
+    fn who_may_ask_the_driver_waits_for_another_that_asks() {
+        let pool: Pool<Vec<Thing>> = Pool::new(Vec::new());
+        let ((ask, asked), (answer, answered)) = (channel(), channel());
+        pool.park(Thing::Asks(ask, answered));
+        std::thread::scope(|scope| {
+            scope.spawn(|| pool.unpark(true));
+            asked.recv().expect("the driver is asked");
+            let other = scope.spawn(|| {
+                pool.unpark(true);
+                pool.lock().stock.len()
+            });
+            // It has time to come back too early.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            answer.send(()).expect("it is awaited");
+            assert_eq!(other.join().expect("it ends"), 1);
+        });
     }
 }

@@ -6,7 +6,7 @@
 mod tests;
 
 use std::cell::Cell;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::parting::{self, COPIES, Tail};
@@ -345,12 +345,12 @@ impl Lane {
         Lane::kept(devices, device, bytes)
     }
 
-    /// One that nobody uses, as far as is known.
+    /// One that nobody uses, as far as is known: of those the one that was used last, which processors have in their caches.
     fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
         let bytes = rounded(bytes);
         let Kept { lanes, surplus, .. } = &mut POOL.lock().stock;
         [lanes, surplus].into_iter().find_map(|lanes| {
-            let index = lanes.iter().position(|lane| lane.is_like(devices, device, bytes))?;
+            let index = lanes.iter().rposition(|lane| lane.is_like(devices, device, bytes))?;
             Some(lanes.remove(index))
         })
     }
@@ -590,18 +590,15 @@ fn give_surplus_back(devices: &Arc<Devices>) {
 /// No host function does that. The driver keeps a thread that gives one to any stream of a device waiting while another
 /// thread waits for room in a stream's queue; and behind a wait for a value each takes as much of that room as a dozen
 /// copies (a stream that waits for calls was full after 55 on an H200, driver 580).
-#[derive(Debug)]
-pub(super) struct Ringer(Weak<Endpoint>);
+pub(super) struct Ringer(Arc<Endpoint>);
 
 impl Ringer {
     pub(super) fn new(endpoint: &Arc<Endpoint>) -> Ringer {
-        Ringer(Arc::downgrade(endpoint))
+        Ringer(endpoint.clone())
     }
 
     /// A stream has been given something just now.
     pub(super) fn ring(&self) {
-        if let Some(endpoint) = self.0.upgrade() {
-            endpoint.stir();
-        }
+        self.0.stir();
     }
 }

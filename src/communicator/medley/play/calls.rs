@@ -9,7 +9,7 @@ use super::super::values;
 use super::memory::{At, Due, pointer};
 use super::{PATIENCE, Player};
 use crate::collective::request::{Counts, Request};
-use crate::communicator::{Call, Completion, Context, Pending, Work, start_together};
+use crate::communicator::{Call, Completion, Context, Work, start_together};
 use crate::cuda::driver::StreamHandle;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -197,9 +197,7 @@ impl Player<'_> {
             match part.mode {
                 Mode::Run => context.run(request, call).map(|_| None),
                 Mode::Launch => context.launch(request, call).map(|()| None),
-                Mode::Complete => context.begin(request, call).and_then(|begun| {
-                    Pending::complete_all(vec![begun]).pop().expect("one for one").map(Some)
-                }),
+                Mode::Complete => context.begin(request, call).and_then(|begun| begun.complete().map(Some)),
                 Mode::Block(_) => context.start(request, call).map(Some),
                 Mode::Keep | Mode::Drop => context.begin(request, call)?.close().map(Some),
             }

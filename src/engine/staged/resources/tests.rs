@@ -29,6 +29,17 @@ fn a_call_that_is_made_again_finds_its_memory_whatever_there_was_before() {
 }
 
 #[test]
+fn a_call_has_the_memory_that_was_used_last() {
+    let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
+    let lane = || Lane::take(&devices, 0, SMALLEST).expect("a lane");
+    let [first, second, third] = [lane(), lane(), lane()];
+    let last = second.address();
+    give_back(vec![third, first]);
+    give_back(vec![second]);
+    assert_eq!(lane().address(), last);
+}
+
+#[test]
 fn where_streams_may_wait_no_pinned_memory_is_given_back() {
     let double = Double::new(1, Order::Eager);
     let devices = Devices::over(double.clone()).expect("a driver");
