@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-pub(in crate::engine) use inquiry::CATCHING_UP;
 pub use inquiry::Inquiry;
+pub(in crate::engine) use inquiry::{CATCHING_UP, LOOK};
 pub use refusals::is_everybodys;
 use spare::Spare;
 use turn::Orders;
@@ -386,12 +386,12 @@ impl Group {
     ) -> (Turn, bool) {
         let order = orders.of(class, tag);
         let (sequence, era) = order.take(1);
-        // Sends and receives are ordered by their pair and tag alone.
-        let free = class == Class::PointToPoint || !std::mem::replace(&mut order.busy, true);
         if era {
             self.endpoint.messages().forget_call(self.id, class, tag);
         }
-        (self.turn(Instant::now(), class, tag, sequence, signature, timeout), free)
+        let turn = self.turn(Instant::now(), class, tag, sequence, signature, timeout);
+        // Sends and receives are ordered by their pair and tag alone.
+        (turn, class == Class::PointToPoint || order.enter(turn.deadline))
     }
 
     fn turn(

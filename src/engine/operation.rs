@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::callbacks::{Callback, call_back, call_back_late};
 use super::endpoint::{Look, Through, lock};
-use super::group::{Group, Inquiry, Turn};
+use super::group::{Group, Inquiry, LOOK, Turn};
 use super::wire::Class;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -304,12 +304,17 @@ impl Running {
         self.active.load(Ordering::SeqCst)
     }
 
+    /// Its call's deadline.
+    pub fn due(&self) -> Deadline {
+        self.call.deadline
+    }
+
     /// When it will not have its turn any more.
     pub fn gives_up_at(&self) -> Deadline {
         self.call.gives_up_at()
     }
 
-    /// Whether it will not have its turn any more: it would have been given up by `now`.
+    /// Whether it will not have its turn any more: it would have been given up by `now`, if what runs before it is not late, too.
     pub fn gives_up(&self, now: Instant) -> bool {
         self.gives_up_at().expired_by(now)
     }
@@ -339,7 +344,11 @@ impl Running {
     /// When somebody has to look at it next, if nothing comes for it.
     pub fn deadline(&self) -> Deadline {
         match self.stage.try_lock().as_deref() {
-            _ if !self.active.load(Ordering::Acquire) => self.call.gives_up_at(),
+            _ if !self.active.load(Ordering::Acquire) => match self.call.gives_up_at() {
+                // What runs before it is about to say why it is late.
+                at if at.expired() => Deadline::after(LOOK),
+                at => at,
+            },
             Ok(Stage::Overdue(inquiry)) => inquiry.until(),
             Ok(Stage::Running { compare_at, .. }) => self.call.deadline.min(*compare_at),
             _ => self.call.deadline,
@@ -377,7 +386,8 @@ impl Running {
             return Look::Over(());
         }
         if !self.active.load(Ordering::Acquire) {
-            if self.call.gives_up_at().expired() && self.group.failure().is_none() {
+            let gives_up = self.call.gives_up_at().expired() && !self.group.may_yet_tell(&self.call);
+            if gives_up && self.group.failure().is_none() {
                 // What runs before it ends with the group's failure, and then this has its turn to end.
                 self.group.fail_here(&self.group.stuck(&self.call));
             }

@@ -148,6 +148,26 @@ fn a_call_whose_turn_does_not_come_says_on_which_rank() {
     }
 }
 
+/// A rank that is stopped around a deadline finds all its calls late at once.
+#[test]
+fn a_call_that_is_late_with_the_one_before_it_leaves_it_to_that_to_say_why() {
+    let [group, _other] = pair(true);
+    let wait = Deadline::after(Duration::from_secs(20));
+    group.endpoint().open_links(&[1], wait).expect("a link");
+    let start = |_| {
+        let (stuck, timeout) = (Scripted(None, Arc::default()), Some(Duration::from_millis(100)));
+        group.start(Class::Ordered, 0, BARRIER, timeout, |_| stuck).expect("it starts")
+    };
+    let [_ahead, _between, behind] = [(); 3].map(start);
+    // Nobody looks meanwhile.
+    let held = group.endpoint().messages();
+    std::thread::sleep(Duration::from_millis(1100));
+    drop(held);
+    let error = behind.wait(wait).expect("in time").expect_err("its turn does not come");
+    assert!(error.text().contains("nothing from rank 1"), "{error}");
+    assert!(!error.text().contains("for the calls before it"), "{error}");
+}
+
 #[test]
 fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     let [group, other] = pair(true);

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Group, Turn};
 use crate::deadline::Deadline;
 use crate::engine::control::Control;
-use crate::engine::endpoint::RECENT;
+use crate::engine::endpoint::{RECENT, lock};
 use crate::engine::messages::{Failure, Mismatch};
 use crate::engine::operation::Operation;
 use crate::engine::recorder::{Awaited, Recorder};
@@ -31,13 +31,13 @@ pub struct Inquiry {
 }
 
 /// How long they have to answer.
-const INQUIRY: Duration = Duration::from_millis(300);
+pub(super) const INQUIRY: Duration = Duration::from_millis(300);
 
 /// How long after that this rank's own background thread has to catch up: on a busy machine it is as late as others.
 pub(in crate::engine) const CATCHING_UP: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether it has.
-const LOOK: Duration = Duration::from_millis(2);
+pub(in crate::engine) const LOOK: Duration = Duration::from_millis(2);
 
 /// How long a call that is late leaves it to others to say why, if it only knows that those which it waits for wait, too.
 pub(super) const HEARSAY: Duration = Duration::from_millis(700);
@@ -245,6 +245,12 @@ impl Group {
         let told =
             self.endpoint.with_refusal(format!("{}{more}{here}", told.join("; ")), turn.called.elapsed());
         Error::new(Status::Timeout, format!("{told}. {advice}"))
+    }
+
+    /// Whether the call that has the turn before this one is late, too, and may be about to say why: that one knows whom it waits for.
+    /// Not for ever, also if nobody looks at it.
+    pub fn may_yet_tell(&self, turn: &Turn) -> bool {
+        lock(&self.orders).may_yet_tell(turn.class, turn.tag, Instant::now())
     }
 
     /// Why a call whose turn has not come in time gives up.

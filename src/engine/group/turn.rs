@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Group;
-use super::inquiry::HEARSAY;
+use super::inquiry::{CATCHING_UP, HEARSAY, INQUIRY};
 use crate::deadline::Deadline;
 use crate::engine::operation::Running;
 use crate::engine::recorder::Slot;
@@ -55,7 +55,8 @@ impl Turn {
         Turn { sequence: self.sequence.wrapping_sub(calls), signature, ..self }
     }
 
-    /// When it gives up if its turn has not come: what runs before it says first why it is late.
+    /// When it gives up if its turn has not come: what runs before it says first why it is late, and has longer if that is late itself
+    /// ([`Group::may_yet_tell`]).
     pub fn gives_up_at(&self) -> Deadline {
         self.deadline.postponed(HEARSAY + Duration::from_millis(100))
     }
@@ -98,10 +99,17 @@ pub(super) struct Orders {
 pub(super) struct Order {
     /// The number of the next one, modulo 2^32.
     next: u32,
-    pub(super) busy: bool,
+    /// When the call gives up that has its turn, if one has.
+    due: Option<Deadline>,
+    /// Since when it is known to those behind it that it is late.
+    late: Option<Instant>,
     /// Those that wait for their turn.
     pub(super) queue: VecDeque<Arc<Running>>,
 }
+
+/// How long a late call may take to say why, from the moment on that somebody looks: it asks the others behind its own deadline, and only
+/// when it is looked at.
+const TELLING: Duration = INQUIRY.saturating_add(CATCHING_UP).saturating_add(HEARSAY);
 
 /// So many calls are an era. Messages are told when one begins: they compare numbers with that of a call that they heard of, which
 /// goes wrong from 2^31 calls behind it on.
@@ -111,6 +119,21 @@ impl Order {
     /// The number of the next one.
     pub(super) fn next(&self) -> u32 {
         self.next
+    }
+
+    /// A call that is due then has its turn if no other has. Whether it does.
+    pub(super) fn enter(&mut self, due: Deadline) -> bool {
+        let free = self.due.is_none();
+        if free {
+            (self.due, self.late) = (Some(due), None);
+        }
+        free
+    }
+
+    /// See [`Group::may_yet_tell`].
+    fn may_yet_tell(&mut self, now: Instant) -> bool {
+        self.due.is_some_and(|due| due.expired_by(now))
+            && now.saturating_duration_since(*self.late.get_or_insert(now)) < TELLING
     }
 
     /// Takes the numbers of so many, fewer than an era has. The first, and whether an era begins behind them.
@@ -145,7 +168,7 @@ impl Orders {
     pub(super) fn end(&mut self, class: Class, tag: u64) -> Option<Arc<Running>> {
         let order = self.of(class, tag);
         let next = order.queue.pop_front();
-        order.busy = next.is_some();
+        (order.due, order.late) = (next.as_ref().map(|next| next.due()), None);
         if let (Class::Tagged, None) = (class, &next) {
             let had = order.next;
             self.tagged.remove(&tag);
@@ -154,9 +177,36 @@ impl Orders {
         next
     }
 
+    /// See [`Group::may_yet_tell`]. Keeps nothing of a tag that has no calls any more.
+    pub(super) fn may_yet_tell(&mut self, class: Class, tag: u64, now: Instant) -> bool {
+        match class {
+            Class::Tagged => self.tagged.get_mut(&tag).is_some_and(|order| order.may_yet_tell(now)),
+            _ => self.of(class, tag).may_yet_tell(now),
+        }
+    }
+
     /// Tags of which something is kept, neighbours as one.
     #[cfg(test)]
     pub(in crate::engine) fn entries(&self) -> usize {
         self.tagged.len() + self.spent.runs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_waits_for_a_late_one_to_say_why_and_not_for_ever() {
+        let (mut order, now) = (Order::default(), Instant::now());
+        assert!(order.enter(Deadline::at(now)));
+        assert!(!order.enter(Deadline::NEVER), "it has its turn");
+        let before = now - Duration::from_millis(1);
+        assert!(!order.may_yet_tell(before), "it is not late");
+        // However late it is seen to be.
+        let seen = now + Duration::from_secs(100);
+        assert!(order.may_yet_tell(seen));
+        assert!(order.may_yet_tell(seen + TELLING / 2));
+        assert!(!order.may_yet_tell(seen + TELLING), "nobody looks at it");
     }
 }
