@@ -16,7 +16,7 @@ mod waiting;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use attendant::Attendant;
@@ -80,8 +80,10 @@ pub struct Endpoint {
     /// When this was made, and how many nanoseconds later a device was last given something.
     born: Instant,
     stirred: AtomicU64,
-    /// How many looks have moved something.
+    /// How many looks have moved something,
     moves: AtomicU32,
+    /// and how many looks of threads that poll have not.
+    vain: AtomicU32,
     /// How many nanoseconds after `born` to look again, whatever comes; passed: no such moment.
     look_at: AtomicU64,
     questions: Questions,
@@ -130,6 +132,7 @@ impl Endpoint {
             born: Instant::now(),
             stirred: AtomicU64::new(0),
             moves: AtomicU32::new(0),
+            vain: AtomicU32::new(0),
             look_at: AtomicU64::new(0),
             questions: Questions::default(),
             store: OnceLock::new(),
@@ -176,6 +179,15 @@ impl Endpoint {
     /// All transfers, locked.
     pub fn messages(&self) -> MutexGuard<'_, Messages> {
         lock(&self.messages)
+    }
+
+    /// The same, unless another thread has them.
+    fn try_messages(&self) -> Option<MutexGuard<'_, Messages>> {
+        match self.messages.try_lock() {
+            Ok(messages) => Some(messages),
+            Err(TryLockError::Poisoned(messages)) => Some(messages.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Where a launcher may have written how a rank ended.
@@ -384,7 +396,11 @@ impl Endpoint {
     /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by the driver.
     /// Whether anything moved, be it that an operation has stopped in the middle of its work.
     pub fn progress(&self, round: u32, through: Through) -> bool {
-        let mut messages = self.messages();
+        self.progress_with(self.messages(), round, through)
+    }
+
+    /// The same, by a thread that has the messages.
+    fn progress_with(&self, mut messages: MutexGuard<'_, Messages>, round: u32, through: Through) -> bool {
         let mut moved = false;
         let mut tcp = 0;
         for index in (0..messages.open_peers().len()).rev() {

@@ -586,10 +586,17 @@ impl Running {
     pub fn test(&self) -> Option<Result<Completion>> {
         let endpoint = self.group.endpoint();
         // Whoever looked meanwhile, and found what this moved held by it, has gone to sleep.
-        if endpoint.progress(0, self.through()) {
+        let moved = endpoint.progress(0, self.through());
+        if moved {
             endpoint.kick();
         }
-        self.result().inspect(|_| endpoint.see_out())
+        let result = self.result();
+        match result {
+            Some(_) => endpoint.see_out(),
+            None if !moved => endpoint.make_way(),
+            None => {}
+        }
+        result
     }
 
     /// The result if it is there.

@@ -25,7 +25,7 @@ const LEAVE: Duration = Duration::from_millis(1);
 /// How long the attendant watches another thread that moves what streams wait for, before it naps in between.
 const STAND_BY: Duration = Duration::from_micros(250);
 
-/// How soon the service thread looks again while it moves what the attendant cannot.
+/// How soon the service thread looks again while it moves what the attendant cannot, and where another thread is at it.
 const STAND_IN: Duration = Duration::from_micros(200);
 
 /// After so many looks at nothing it takes a call to look again.
@@ -543,7 +543,9 @@ impl Endpoint {
         }
         leave.end();
         drop(leave);
-        if self.progress(0, Through::Messages) {
+        // Whoever has the messages moves everything, and may have lost its processor: waiting for it keeps all ranks of the process waiting.
+        let Some(messages) = self.try_messages() else { return Attendance::Again(soon + STAND_IN) };
+        if self.progress_with(messages, 0, Through::Messages) {
             return Attendance::Again(soon);
         }
         if !self.unattended.any_on_host() && !self.owes() {

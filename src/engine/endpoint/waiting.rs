@@ -197,6 +197,14 @@ impl Endpoint {
         self.leave();
     }
 
+    /// A thread that polls has looked in vain: where ranks share processors it makes way for others now and then, before it loses its own
+    /// with something that they wait for. Elsewhere that is no help: two ranks that poll beside other programs would be left on one processor.
+    pub fn make_way(&self) {
+        if self.is_crowded() && self.vain.fetch_add(1, Ordering::Relaxed).is_multiple_of(CROWDED.burst) {
+            sys::process::yield_now();
+        }
+    }
+
     /// How often a waiter looks at shared memory between two looks at everything else.
     pub fn burst(&self) -> u32 {
         self.patience(Through::Memory).burst

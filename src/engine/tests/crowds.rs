@@ -1,5 +1,8 @@
 //! Many operations under way at a time: they are looked at when something comes for them, and then all of them end as few do.
 
+use std::time::Instant;
+
+use super::losing::unlinked_of;
 use super::*;
 
 /// Of the many.
@@ -51,6 +54,38 @@ fn receives(
         group.start(Class::PointToPoint, tag as u64, signature, timeout, make).expect("it starts")
     };
     (into.iter_mut().enumerate().map(start).collect(), looks)
+}
+
+/// More threads poll than there are processors, each for a rank of its own: one that loses its processor while it has what others need
+/// keeps the service thread, which opens the links of all of them, from its work.
+#[test]
+fn ranks_of_one_process_that_poll_leave_the_others_their_turns() {
+    const RANKS: u32 = 32;
+    let groups = unlinked_of(&vec![Options { shm: false, ..Options::default() }; RANKS as usize]);
+    groups.iter().for_each(|group| group.endpoint().share_processors());
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for group in &groups {
+            group.set_timeout(Duration::from_secs(60));
+            scope.spawn(move || {
+                let bytes = [group.rank() as u8; 100];
+                let mut came = [[0; 100]; RANKS as usize];
+                let from = Source { address: bytes.as_ptr(), len: bytes.len() };
+                let mut works = Vec::new();
+                for (peer, came) in (0..).zip(&mut came).filter(|(peer, _)| *peer != group.rank()) {
+                    let into = Destination { address: came.as_mut_ptr(), len: came.len() };
+                    works.push(post(group, 1, came.len(), Message::Receive { from: peer, into }));
+                    works.push(post(group, 1, bytes.len(), Message::Send { to: peer, from }));
+                }
+                for work in &works {
+                    let result = std::iter::repeat_with(|| work.test()).find_map(|result| result);
+                    result.expect("it is polled").unwrap_or_else(|error| panic!("{error}"));
+                }
+            });
+        }
+    });
+    // A second or two.
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
 /// Has all but a few of the many lie dormant.

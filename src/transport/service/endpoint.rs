@@ -532,7 +532,12 @@ impl Endpoint {
                     return Ok(Fate::Drop);
                 }
                 Kind::Refuse => {
-                    return Err(Error::new(Status::PeerFailed, String::from_utf8_lossy(&payload)));
+                    let why = String::from_utf8_lossy(&payload);
+                    if is_open {
+                        self.given_up(core, peer, &why);
+                        return Ok(Fate::Drop);
+                    }
+                    return Err(Error::new(Status::PeerFailed, why));
                 }
                 Kind::Setup if !is_open => {
                     self.setup_arrived(peer, token, &payload, fds, conn)?;
@@ -615,6 +620,15 @@ impl Endpoint {
             let still = if open.process.is_some() { "; its process still runs" } else { "" };
             self.lost(core, peer, &format!("its control connection failed: {why}{still}"));
         }
+    }
+
+    /// A peer has given up the open link, as it says: it is no use to this rank any more, though it may live.
+    fn given_up(&mut self, core: &mut Core, peer: u32, why: &str) {
+        let Some(open) = self.peers.get_mut(&peer).and_then(|peer| peer.open.take()) else { return };
+        forget_process(core, &open);
+        let error = Error::new(Status::PeerFailed, format!("no link to {} any more: {why}", open.who));
+        self.tell(|port| port.peer_lost(peer, error));
+        self.unsettled.push(peer);
     }
 
     fn lost(&mut self, core: &mut Core, peer: u32, why: &str) {

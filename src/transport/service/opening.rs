@@ -599,7 +599,7 @@ impl Endpoint {
         outgoing.retire_ring();
         let Some(trial) = outgoing.trial.take() else { return };
         let candidate = trial.candidate;
-        self.drop_trial(core, trial);
+        self.end_trial(core, trial, why);
         self.note_failure(peer, candidate, why);
     }
 

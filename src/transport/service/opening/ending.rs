@@ -114,7 +114,10 @@ impl Endpoint {
     /// Opening has failed for good.
     pub(super) fn refuse(&mut self, core: &mut Core, peer: u32, why: Error) {
         self.want_no_more(peer);
-        self.abandon_outgoing(core, peer);
+        let outgoing = self.peers.get_mut(&peer).and_then(|peer| peer.opening.outgoing.take());
+        if let Some(trial) = outgoing.and_then(|outgoing| outgoing.trial) {
+            self.end_trial(core, trial, why.text());
+        }
         if let Some(state) = self.peers.get_mut(&peer) {
             state.opening.given_up = Some(why.text().to_owned());
         }
@@ -160,7 +163,17 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn drop_trial(&mut self, core: &mut Core, trial: Trial) {
+    /// A trial is given up. The peer may count the link as open by then: it must hear that it is not, or it takes this rank for dead.
+    pub(super) fn end_trial(&mut self, core: &mut Core, mut trial: Trial, why: &str) {
+        if !trial.said {
+            return self.drop_trial(core, trial);
+        }
+        let text = format!("rank {} has given up this link: {why}", self.identity.rank);
+        self.say_last(core, trial.control, Kind::Refuse, &text);
+        trial.lane_tokens.drain(..).for_each(|token| self.drop_conn(core, token));
+    }
+
+    fn drop_trial(&mut self, core: &mut Core, trial: Trial) {
         for token in trial.lane_tokens.into_iter().chain([trial.control]) {
             self.drop_conn(core, token);
         }

@@ -249,6 +249,41 @@ fn a_peer_that_has_proved_itself_and_is_late_is_not_given_up() {
     node.silence();
 }
 
+#[test]
+fn a_peer_that_counts_a_link_as_open_is_told_that_it_is_given_up() {
+    let [node, peer] = pair(over(LinkKind::Tcp));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses = vec![listener.local_addr().unwrap()];
+    let address = PeerAddress { addresses, ..peer.registration.address().clone() };
+    node.registration.open(address, Deadline::after(Duration::from_secs(1)));
+    let mut control = listener.accept().unwrap().0;
+    control.set_read_timeout(Some(LONG)).unwrap();
+    let last = respond(&mut control);
+    control.write_all(&last).unwrap();
+    assert_eq!(hear(&mut control).0, SETUP);
+    let (kind, text) = hear(&mut control);
+    let text = String::from_utf8(text).unwrap();
+    assert_eq!(kind, REFUSE, "{text}");
+    assert!(text.contains("rank 0 has given up this link") && text.contains("took too long"), "{text}");
+}
+
+#[test]
+fn a_peer_that_gives_up_an_open_link_is_not_told_as_one_that_is_gone() {
+    let (node, mut control, mut lanes) = opening_tcp(2, 1);
+    let [(lane, last)] = &mut lanes[..] else { panic!("one lane") };
+    lane.write_all(last).unwrap();
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: 1 }));
+    let _link = node.link(1);
+    say(&mut control, REFUSE, b"rank 1 has given up this link: no answer");
+    match node.next() {
+        Told::Lost(1, why) => {
+            assert!(why.text().starts_with("no link to rank 1"), "{why}");
+            assert!(why.text().ends_with("any more: rank 1 has given up this link: no answer"), "{why}");
+        }
+        other => panic!("{}", name(&other)),
+    }
+}
+
 /// Rank 0 of so many has begun to open a link of so many data connections to a rank 1, which has still to say something on
 /// each of them: that end of the control connection, whose proof is said, and of the others with what each has to say.
 fn opening_tcp(size: u32, streams: usize) -> (Node, TcpStream, Vec<(TcpStream, Vec<u8>)>) {
