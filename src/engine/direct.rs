@@ -25,7 +25,7 @@ mod run;
 mod watch;
 mod work;
 
-pub use board::{BOARD_BYTES, Direct, MAX_MEMBERS, Mark, Retired};
+pub use board::{BOARD_BYTES, Direct, MAX_MEMBERS, Mark, Retired, label, say_goodbye};
 pub use run::DirectRun;
 pub use watch::{HAS_LEFT, Watch};
 

@@ -21,7 +21,7 @@ use turn::Orders;
 pub use turn::Turn;
 
 use super::device::{Layout, Way};
-use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
+use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS, label, say_goodbye};
 use super::endpoint::{Endpoint, Look, Through, lock};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Slot};
@@ -33,9 +33,6 @@ use crate::deadline::{Deadline, Timeout};
 use crate::error::{Error, Result, Status, fail};
 use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
-
-/// Every member's memory but this rank's own, and whether all can read what is private there.
-type Reached = (Vec<Option<Arc<PeerMemory>>>, bool);
 
 /// Ranks of one endpoint that call together. Ranks are numbered within the group; `members` maps them to the
 /// endpoint's numbering, which links and messages use.
@@ -623,24 +620,28 @@ impl Group {
         self.endpoint.retired().sweep();
         let segment = self.endpoint.registration().segment();
         let board = if self.endpoint.shares_memory() { segment.allocate(BOARD_BYTES, 4096) } else { None };
+        board.iter().for_each(|board| label(board, self.id));
         let offset = board.as_ref().map_or(u64::MAX, |board| board.offset() as u64);
         let offsets: Vec<u64> = exchange([offset, 0], come)?.into_iter().map(|[offset, _]| offset).collect();
         if offsets.contains(&u64::MAX) {
             return Ok(true);
         }
         // PROOF: this rank's offset is among them, so it has a board.
-        let Some(mut board) = board else { return Ok(true) };
-        let (peers, pulls) = match self.reach_memory(settled, |mine| exchange(mine, settled)) {
-            Ok(Some(reached)) => reached,
-            Ok(None) => return Ok(true),
-            Err(error) => {
-                // Others may have agreed with this rank, and say goodbye to its board some day.
-                board.retire();
-                return Err(error);
-            }
-        };
+        let Some(board) = board else { return Ok(true) };
+        let (peers, agreed) = self.reach_memory(settled, |mine| exchange(mine, settled));
+        let reached = peers.iter().flatten().count() + 1 == self.members.len();
+        // If all said that they reach all; where this rank has not heard them, they may have agreed with it.
+        let shared = agreed.as_ref().map_or(reached, |pulls| pulls.is_some());
+        if !shared {
+            say_goodbye(self.id, self.rank as usize, &peers, &offsets);
+            return agreed.map(|_| true);
+        }
+        let pulls = matches!(agreed, Ok(Some(true)));
         let retired = self.endpoint.retired().clone();
-        let direct = Direct::new(self.rank as usize, board, retired, peers, &offsets, pulls)?;
+        let direct = Direct::new(self.id, self.rank as usize, board, retired, peers, &offsets, pulls);
+        // This rank's goodbye, without which those that have agreed keep their boards, is said as `direct` is dropped.
+        agreed?;
+        let direct = direct?;
         log::debug!("group '{}' exchanges through shared memory, pulls: {pulls}", self.name);
         let _ = self.direct.set(Arc::new(direct));
         Ok(true)
@@ -657,24 +658,28 @@ impl Group {
         })
     }
 
-    /// The members' memory, if all can reach each other's.
+    /// Every member's memory that this rank reaches, but its own. And if all members reach each other's, whether they can read what is
+    /// private there.
     fn reach_memory(
         &self,
         deadline: Deadline,
         exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>,
-    ) -> Result<Option<Reached>> {
+    ) -> (Vec<Option<Arc<PeerMemory>>>, Result<Option<bool>>) {
         let others: Vec<u32> =
             self.members.iter().copied().filter(|&peer| peer != self.endpoint.rank()).collect();
-        self.open_links(&others, deadline)?;
+        let linked = self.open_links(&others, deadline);
         let peers: Vec<Option<Arc<PeerMemory>>> = {
             let messages = self.endpoint.messages();
             self.members.iter().map(|&peer| messages.memory(peer).cloned()).collect()
         };
         let reachable = peers.iter().flatten().count() == others.len();
         let pulls = reachable && peers.iter().flatten().all(|memory| memory.can_pull);
-        let agreed = exchange([u64::from(reachable), u64::from(pulls)])?;
-        let all = agreed.iter().all(|[reachable, _]| *reachable == 1);
-        Ok(all.then(|| (peers, agreed.iter().all(|[_, pulls]| *pulls == 1))))
+        let agreed = linked.and_then(|()| exchange([u64::from(reachable), u64::from(pulls)]));
+        let pulls = agreed.map(|agreed| {
+            let all = agreed.iter().all(|[reachable, _]| *reachable == 1);
+            all.then(|| agreed.iter().all(|[_, pulls]| *pulls == 1))
+        });
+        (peers, pulls)
     }
 
     // ---- devices

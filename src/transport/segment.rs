@@ -116,6 +116,12 @@ impl Segment {
         Some(region)
     }
 
+    /// How much of it is handed out to nobody.
+    #[cfg(test)]
+    pub fn free_bytes(&self) -> usize {
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner).free_bytes()
+    }
+
     /// As [`Segment::allocate`], for what others can do without: `None` also when less than `spared` bytes would be left.
     pub fn allocate_sparing(self: &Arc<Self>, len: usize, align: usize, spared: usize) -> Option<Region> {
         let left = self.heap.lock().unwrap_or_else(PoisonError::into_inner).free_bytes();

@@ -1,7 +1,7 @@
 //! Boards: what the members of a group on one host see of each other.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -79,9 +79,45 @@ struct Board {
     withdrawn: Word,
     /// Not 0 while the owner reads another member's private memory.
     reading: Word,
-    /// Set by each other member when it needs this board no more.
-    goodbyes: [AtomicU8; MAX_MEMBERS],
+    /// What [`label`] has put there, for each other member, until that needs this board no more.
+    goodbyes: [AtomicU64; MAX_MEMBERS],
     relay: Relay,
+}
+
+/// Says in a new board of which group it is. The others say goodbye by that: a board that was given back, since they could not agree, is
+/// something else by then, and stays that.
+pub fn label(board: &Region, group: u64) {
+    // SAFETY: a board is BOARD_BYTES of mapped shared memory, aligned to a page; `Board` consists of atomics.
+    let board = unsafe { &*board.address().as_ptr().cast::<Board>() };
+    board.goodbyes.iter().for_each(|word| word.store(mark_of(group), Ordering::Release));
+}
+
+/// This rank needs the boards no more that it reaches, and has made no [`Direct`] of them.
+pub fn say_goodbye(group: u64, rank: usize, peers: &[Option<Arc<PeerMemory>>], offsets: &[u64]) {
+    for (memory, &offset) in peers.iter().zip(offsets) {
+        if let Some(board) = memory.as_ref().and_then(|memory| board_at(memory, offset)) {
+            // SAFETY: BOARD_BYTES of mapped shared memory, aligned as a board is, that `peers` keep mapped.
+            unsafe { &*board.as_ptr().cast::<Board>() }.take_back(group, rank);
+        }
+    }
+}
+
+/// Not 0, and hardly found where a board of the group is not.
+fn mark_of(group: u64) -> u64 {
+    group | 1
+}
+
+impl Board {
+    /// The goodbye of a member.
+    fn take_back(&self, group: u64, member: usize) {
+        let word = &self.goodbyes[member];
+        let _ = word.compare_exchange(mark_of(group), 0, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Whether a member has said it.
+    fn is_free_of(&self, member: usize) -> bool {
+        self.goodbyes[member].load(Ordering::Acquire) == 0
+    }
 }
 
 /// What calls on device memory that are relayed say of themselves (see `engine::staged::relay`).
@@ -114,6 +150,7 @@ struct Word(AtomicU64);
 
 /// The members of a group, all on this host, as they see each other's boards.
 pub struct Direct {
+    group: u64,
     pub(super) rank: usize,
     pub(super) own: Option<Region>,
     /// What else of its segment this rank lends to the members for as long as its board.
@@ -139,9 +176,10 @@ unsafe impl Send for Direct {}
 unsafe impl Sync for Direct {}
 
 impl Direct {
-    /// `offsets` are where the members' boards lie in their segments, `own` and the segments of `peers`, which know that
-    /// of this rank.
+    /// `offsets` are where the members' boards lie in their segments, `own`, which is [labelled](label), and the segments of `peers`, which
+    /// know that of this rank.
     pub fn new(
+        group: u64,
         rank: usize,
         mut own: Region,
         retired: Arc<Retired>,
@@ -169,7 +207,7 @@ impl Direct {
         let (calls, entered) = (AtomicU64::new(0), AtomicU64::new(0));
         let fork = sys::fork::generation();
         let (own, lent) = (Some(own), OnceLock::new());
-        Ok(Direct { rank, own, lent, retired, boards, peers, pulls, fork, calls, entered })
+        Ok(Direct { group, rank, own, lent, retired, boards, peers, pulls, fork, calls, entered })
     }
 
     /// How a call is exchanged; `None`: not at all, messages do it. The same answer on every member.
@@ -446,7 +484,7 @@ impl Drop for Direct {
         }
         for member in 0..self.size() {
             if member != self.rank {
-                self.board(member).goodbyes[self.rank].store(1, Ordering::Release);
+                self.board(member).take_back(self.group, self.rank);
             }
         }
         if let Some(board) = self.own.take() {
@@ -479,7 +517,7 @@ impl Retired {
         lock(&self.0).retain(|Remains { board: region, rank, size, .. }| {
             // SAFETY: a board is BOARD_BYTES of mapped shared memory that consists of atomics here.
             let board = unsafe { &*region.address().as_ptr().cast::<Board>() };
-            (0..*size).any(|member| member != *rank && board.goodbyes[member].load(Ordering::Acquire) == 0)
+            (0..*size).any(|member| member != *rank && !board.is_free_of(member))
         });
     }
 }

@@ -325,6 +325,61 @@ fn a_rank_that_does_not_reach_another_while_memory_is_shared_tells_all() {
     }
 }
 
+/// As where one has returned from making a group and aborts its parent, while another still waits for the last word of that.
+#[test]
+fn a_rank_that_fails_late_while_memory_is_shared_leaves_nothing_of_it_behind() {
+    let parents = linked_pair(true);
+    let wait = Deadline::after(Duration::from_secs(20));
+    let words = std::sync::Mutex::new([[0; 2]; 2]);
+    let both = Barrier::new(2);
+    // Ranks that fail when all have said that they reach all.
+    let make = |id: u64, failing: &[u32]| {
+        let make = |parent: &Arc<Group>| {
+            let rank = parent.rank();
+            let members = parent.members().clone();
+            let group = Group::new(
+                parent.endpoint().clone(),
+                id,
+                "child".into(),
+                rank,
+                members,
+                Duration::from_secs(20),
+            );
+            let exchanges = AtomicUsize::new(0);
+            let exchange = |mine, _| {
+                words.lock().expect("no panic")[rank as usize] = mine;
+                both.wait();
+                let all = words.lock().expect("no panic").to_vec();
+                both.wait();
+                let is_last = exchanges.fetch_add(1, Ordering::Relaxed) == 1;
+                if is_last && failing.contains(&rank) {
+                    Err(Error::new(Status::Aborted, "no"))
+                } else {
+                    Ok(all)
+                }
+            };
+            let made = group.share_memory(wait, wait, exchange);
+            assert_eq!(made.is_err(), failing.contains(&rank), "{made:?}");
+            both.wait();
+        };
+        std::thread::scope(|scope| {
+            parents
+                .each_ref()
+                .map(|parent| scope.spawn(move || make(parent)))
+                .map(|rank| rank.join().expect("no panic"))
+        });
+        // As whoever makes the next.
+        for parent in &parents {
+            parent.endpoint().retired().sweep();
+        }
+        parents.each_ref().map(|parent| parent.endpoint().registration().segment().free_bytes())
+    };
+    let free = make(100, &[]);
+    for (id, failing) in (101..).zip([&[1][..], &[0], &[0, 1]].repeat(10)) {
+        assert_eq!(make(id, failing), free, "{failing:?} failed");
+    }
+}
+
 /// The news of a failure, and the group that it is of, whichever comes first.
 #[test]
 fn a_failure_that_comes_while_its_group_is_made_is_its_failure() {
