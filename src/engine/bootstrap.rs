@@ -59,9 +59,18 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let generation = (arrival - 1) / i64::from(size);
     let prefix = format!("{name}/{generation}");
     let notice = Notice::new(store, &prefix, rank, recalled);
+    let place = format!("{prefix}/rank/{rank}");
     // Who has failed says so before its links tell that it has gone.
     let mut endpoint = None;
     let joined = (|| {
+        // What the others are told if this process is killed before they know where it is.
+        let (host, pid) = (process::hostname(), std::process::id());
+        let gone = format!(
+            "rank {rank} of {size} (host {host}, pid {pid}) has gone before it had joined '{name}': its connection to the {} has ended, as \
+             when its process is killed",
+            store.describe()
+        );
+        notice.leave_if_gone(&place, Error::new(Status::PeerFailed, gone), deadline)?;
         let secret = match secret {
             Some(secret) => secret,
             None => share_secret(rank, &notice, &prefix, deadline).map_err(|error| {
@@ -73,7 +82,6 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         let made = options.and_then(|options| Endpoint::new(Identity { rank, size, secret, job }, options));
         let endpoint = endpoint.insert(made.map_err(|error| {
             // The others are told it as it is.
-            let (host, pid) = (process::hostname(), std::process::id());
             error.context(format_args!("rank {rank} of {size} (host {host}, pid {pid}) cannot join '{name}'"))
         })?);
         join(endpoint, &prefix, name, &notice, deadline)?;
@@ -86,7 +94,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
             Some(endpoint) => endpoint.warn(endpoint.identity().0.job, &notice.cause(&error)),
             // Who waits for this rank's address, in whatever store, need not do so until its deadline.
             None => {
-                let _ = store.set(&format!("{prefix}/rank/{rank}"), &[], Deadline::after(GRACE));
+                let _ = store.set(&place, &[], Deadline::after(GRACE));
             }
         }
         error

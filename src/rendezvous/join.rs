@@ -121,6 +121,10 @@ impl<K: Send + Sync> Store for Keeping<K> {
         self.store.add(key, amount, deadline)
     }
 
+    fn will(&self, key: &str, refusal: &str, notice: &[u8], deadline: Deadline) -> Result<()> {
+        self.store.will(key, refusal, notice, deadline)
+    }
+
     fn describe(&self) -> String {
         self.store.describe()
     }

@@ -43,6 +43,10 @@ impl<S: Store> Store for PrefixStore<S> {
         self.store.add(&self.key(key), amount, deadline)
     }
 
+    fn will(&self, key: &str, refusal: &str, notice: &[u8], deadline: Deadline) -> Result<()> {
+        self.store.will(&self.key(key), &self.key(refusal), notice, deadline)
+    }
+
     fn describe(&self) -> String {
         format!("{} under '{}'", self.store.describe(), self.prefix)
     }

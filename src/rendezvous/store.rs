@@ -31,6 +31,12 @@ pub trait Store: Send + Sync {
     /// Adds to the number under `key` (0 if absent; kept as decimal text) and returns the sum. Atomic over all ranks.
     fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64>;
 
+    /// What is to be said if this process goes before `key` exists: `notice` under `refusal`, unless something is there, and nothing under
+    /// `key`. For stores that learn of a process's end.
+    fn will(&self, _key: &str, _refusal: &str, _notice: &[u8], _deadline: Deadline) -> Result<()> {
+        Ok(())
+    }
+
     /// What it is and where, for errors: `file store /tmp/x`, `tcp store 10.0.0.1:2950`.
     fn describe(&self) -> String;
 
@@ -61,6 +67,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
         (**self).add(key, amount, deadline)
+    }
+
+    fn will(&self, key: &str, refusal: &str, notice: &[u8], deadline: Deadline) -> Result<()> {
+        (**self).will(key, refusal, notice, deadline)
     }
 
     fn describe(&self) -> String {

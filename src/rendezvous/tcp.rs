@@ -53,10 +53,25 @@ pub struct TcpStore {
 
 #[derive(Default)]
 struct Shared {
-    idle: Vec<TcpStream>,
+    idle: Vec<Line>,
+    /// Those of no more use whose end would say that this process has gone.
+    kept: Vec<Line>,
     lost: Option<Error>,
     /// What ranks say that cannot join, by its key: the last that has been passed on.
     words: Vec<u8>,
+}
+
+/// One connection.
+struct Line {
+    stream: TcpStream,
+    /// The server has a will by it.
+    has_will: bool,
+}
+
+impl Line {
+    fn new(stream: TcpStream) -> Line {
+        Line { stream, has_will: false }
+    }
 }
 
 impl TcpStore {
@@ -125,7 +140,8 @@ impl TcpStore {
                         let asked = Instant::now();
                         let (cause, sign) = match dial(address, key.as_ref(), instance, deadline) {
                             Ok((stream, instance)) => {
-                                let shared = Mutex::new(Shared { idle: vec![stream], ..Shared::default() });
+                                let idle = vec![Line::new(stream)];
+                                let shared = Mutex::new(Shared { idle, ..Shared::default() });
                                 let fork = fork::generation();
                                 return Ok(TcpStore { name, address, key, instance, fork, shared });
                             }
@@ -232,30 +248,38 @@ impl TcpStore {
             shared.idle.pop()
         };
         let since = Instant::now();
-        let mut stream = match idle {
-            Some(stream) => stream,
-            None => self.another(deadline)?,
+        let mut line = match idle {
+            Some(line) => line,
+            None => Line::new(self.another(deadline)?),
         };
+        line.has_will |= operation == Operation::Will;
         let patience = match operation {
             Operation::Get => deadline,
-            Operation::Set | Operation::TryGet | Operation::Add => deadline.min(Deadline::after(ANSWER)),
+            Operation::Set | Operation::TryGet | Operation::Add | Operation::Will => {
+                deadline.min(Deadline::after(ANSWER))
+            }
         };
         let head = RequestHead { operation, key: key.len(), body: body.len() };
         let mut words = Vec::new();
-        let exchanged = exchange(&mut stream, head, key, body, &mut words, patience);
+        let exchanged = exchange(&mut line.stream, head, key, body, &mut words, patience);
         if !words.is_empty() {
             self.shared().words = words;
         }
         match exchanged {
             Ok(answer) => {
                 let mut shared = self.shared();
-                if shared.idle.len() < KEPT {
-                    shared.idle.push(stream);
+                if shared.idle.len() < KEPT || line.has_will {
+                    shared.idle.push(line);
                 }
                 Ok(answer)
             }
             // The answer may still come: this connection is of no more use, the server is.
-            Err(cause) if is_late(&cause) && deadline.expired() => Err(self.silent(operation, key, since)),
+            Err(cause) if is_late(&cause) && deadline.expired() => {
+                if line.has_will {
+                    self.shared().kept.push(line);
+                }
+                Err(self.silent(operation, key, since))
+            }
             Err(cause) => Err(self.broken(operation, key, cause)),
         }
     }
@@ -412,6 +436,15 @@ impl Store for TcpStore {
         }
     }
 
+    fn will(&self, key: &str, refusal: &str, notice: &[u8], deadline: Deadline) -> Result<()> {
+        let body = wire::words(refusal.as_bytes(), notice);
+        match self.call(Operation::Will, key, &body, deadline)? {
+            (Answer::Done, _) => Ok(()),
+            (Answer::Refused, text) => Err(self.refused("a will for", key, &text)),
+            _ => Err(self.unexpected(Operation::Will, key)),
+        }
+    }
+
     fn describe(&self) -> String {
         format!("tcp store {}", self.name)
     }
@@ -424,6 +457,7 @@ fn doing(operation: Operation, key: &str) -> String {
         Operation::Get => "waiting for",
         Operation::TryGet => "looking for",
         Operation::Add => "adding to",
+        Operation::Will => "leaving a will for",
     };
     format!("{doing} key {}", store::quoted(key))
 }

@@ -75,7 +75,7 @@ fn a_host_that_is_gone_is_noticed_while_a_request_is_on_its_way() {
     let server = ServerHandle::start(loopback(), None).unwrap();
     let store = client(&server, None);
     // Probes are for connections on which nothing is on its way. This can only be asked for: no host is lost here.
-    let limit = SockRef::from(&store.shared().idle[0]).tcp_user_timeout().unwrap();
+    let limit = SockRef::from(&store.shared().idle[0].stream).tcp_user_timeout().unwrap();
     assert!(limit.is_some_and(|limit| limit <= ANSWER), "{limit:?}");
 }
 
@@ -482,4 +482,64 @@ fn what_a_rank_says_that_cannot_join_is_there_when_the_server_is_gone() {
         assert!(client.try_get("job/rank/1", soon()).is_err());
         assert!(client.try_get(&format!("other/{REFUSAL}"), soon()).is_err());
     }
+}
+
+#[test]
+fn who_goes_before_its_key_exists_leaves_what_it_wanted_to_be_said() {
+    let server = ServerHandle::start(loopback(), None).unwrap();
+    let refusal = format!("job/{REFUSAL}");
+    let (waits, goes) = (client(&server, None), client(&server, None));
+    goes.will("job/rank/1", &refusal, b"1 has gone", soon()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waits.get("job/rank/1", soon()));
+        // Also before it waits.
+        drop(goes);
+        match waiting.join().unwrap() {
+            Ok(value) => assert!(value.is_empty()),
+            Err(error) => assert_eq!(error.status(), Status::PeerFailed, "{error}"),
+        }
+    });
+    assert!(waits.get("job/rank/1", soon()).unwrap().is_empty());
+    assert_eq!(waits.try_get(&refusal, soon()).unwrap().as_deref(), Some(&b"1 has gone"[..]));
+    // Nothing takes the place of what has been said.
+    let other = client(&server, None);
+    other.will("job/rank/2", &refusal, b"2 has gone", soon()).unwrap();
+    drop(other);
+    assert!(waits.get("job/rank/2", soon()).unwrap().is_empty());
+    assert_eq!(waits.try_get(&refusal, soon()).unwrap().as_deref(), Some(&b"1 has gone"[..]));
+}
+
+#[test]
+fn a_will_is_void_once_its_key_exists() {
+    let server = ServerHandle::start(loopback(), None).unwrap();
+    let [stays, goes] = [(); 2].map(|()| client(&server, None));
+    for key in ["job/rank/1", "another/rank/1"] {
+        goes.will(key, &format!("{key}/{REFUSAL}"), b"gone", soon()).unwrap();
+    }
+    goes.set("job/rank/1", b"here", soon()).unwrap();
+    drop(goes);
+    assert!(stays.get("another/rank/1", soon()).unwrap().is_empty());
+    assert_eq!(stays.get("job/rank/1", soon()).unwrap(), b"here");
+    assert_eq!(stays.try_get(&format!("job/rank/1/{REFUSAL}"), soon()).unwrap(), None);
+}
+
+#[test]
+fn a_client_that_gives_up_a_connection_has_not_gone() {
+    let server = ServerHandle::start(loopback(), None).unwrap();
+    let [looks, stays] = [(); 2].map(|()| client(&server, None));
+    stays.will("key", REFUSAL, b"gone", soon()).unwrap();
+    // An answer that comes late, as of a server that stood still.
+    let now = Deadline::after(Duration::ZERO);
+    let error = stays.call(Operation::Get, "never", &u64::MAX.to_le_bytes(), now).unwrap_err();
+    assert_eq!(error.status(), Status::Timeout, "{error}");
+    // More calls at a time than connections are kept when idle.
+    thread::scope(|scope| {
+        for _ in 0..2 * KEPT {
+            scope.spawn(|| stays.will("key", REFUSAL, b"gone", soon()).unwrap());
+        }
+    });
+    let soon_over = Deadline::after(Duration::from_millis(300));
+    assert_eq!(looks.get("key", soon_over).unwrap_err().status(), Status::Timeout);
+    drop(stays);
+    assert!(looks.get("key", soon()).unwrap().is_empty());
 }

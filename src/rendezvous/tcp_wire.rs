@@ -16,7 +16,7 @@
 use super::secret::SecretKey;
 
 /// The first bytes of both greetings; the digit is the version.
-pub(super) const MAGIC: [u8; 8] = *b"UNISTOR1";
+pub(super) const MAGIC: [u8; 8] = *b"UNISTOR2";
 /// Set by a server and a client who have a secret.
 pub(super) const WITH_SECRET: u8 = 1;
 /// Set by a server who has no room for another client.
@@ -32,6 +32,8 @@ pub(super) const ANSWER_HEAD: usize = 1 + 4;
 pub(super) const MAX_KEY: usize = 4096;
 /// The longest value, in bytes.
 pub(super) const MAX_VALUE: usize = 16 << 20;
+/// The longest body of a [`Operation::Will`], in bytes.
+pub(super) const MAX_WILL: usize = 16 << 10;
 
 /// A server's greeting.
 #[derive(Clone, Copy)]
@@ -71,6 +73,9 @@ pub(super) enum Operation {
     TryGet = 3,
     /// The body is 8 bytes: what to add.
     Add = 4,
+    /// If this connection ends before the key exists, it is to have no bytes. The body is [`words`]: a key that is set first, where it
+    /// does not exist.
+    Will = 5,
 }
 
 /// What a server answers.
@@ -167,13 +172,14 @@ impl RequestHead {
     pub(super) fn parse(bytes: [u8; REQUEST_HEAD]) -> Option<RequestHead> {
         let [operation, k0, k1, k2, k3, b0, b1, b2, b3] = bytes;
         use Operation::*;
-        let operation = [Set, Get, TryGet, Add].into_iter().find(|known| *known as u8 == operation)?;
+        let operation = [Set, Get, TryGet, Add, Will].into_iter().find(|known| *known as u8 == operation)?;
         let key = u32::from_le_bytes([k0, k1, k2, k3]) as usize;
         let body = u32::from_le_bytes([b0, b1, b2, b3]) as usize;
         let fits = match operation {
             Set => body <= MAX_VALUE,
             Get | Add => body == 8,
             TryGet => body == 0,
+            Will => body <= MAX_WILL,
         };
         (key <= MAX_KEY && fits).then_some(RequestHead { operation, key, body })
     }
@@ -184,7 +190,7 @@ impl RequestHead {
     }
 }
 
-/// What a rank says that cannot join, with the key that has it.
+/// What a rank says that cannot join, or that goes before it has joined, with the key that has it.
 pub(super) fn words(key: &[u8], value: &[u8]) -> Vec<u8> {
     [&(key.len() as u32).to_le_bytes(), key, value].concat()
 }

@@ -36,6 +36,7 @@ fn rank() {
         ("abort a child", children::abort_a_child),
         ("die in a child", children::die_in_a_child),
         ("die in the meeting", meetings::die),
+        ("die before joining", meetings::die_before_joining),
         ("serve an id", meetings::serve_an_id),
         ("never come", meetings::never_come),
         ("come last and fail", meetings::come_last_and_fail),

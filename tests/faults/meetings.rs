@@ -1,7 +1,7 @@
 //! Ranks that cannot meet, and what a meeting leaves.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +11,13 @@ use crate::support::{PATIENCE, in_time, options};
 use socket2::{Domain, Socket, Type};
 use unisono::communicator::{Context, Options, Rendezvous};
 use unisono::deadline::Deadline;
-use unisono::error::Status;
+use unisono::error::{Result, Status};
 use unisono::rendezvous::file::FileStore;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::id::UniqueId;
 use unisono::rendezvous::store::Store;
+use unisono::rendezvous::tcp::TcpStore;
+use unisono::rendezvous::tcp_server::ServerHandle;
 
 /// Under what launcher the ranks of a test seem to run.
 const LAUNCHER: &str = "TEST_LAUNCHER";
@@ -37,7 +39,7 @@ impl Launcher {
         let port = (name == "torchrun").then(|| {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
             socket.set_reuse_address(true).expect("an option");
-            socket.bind(&std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a port");
+            socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a port");
             let port =
                 socket.local_addr().ok().and_then(|address| address.as_socket()).expect("a port").port();
             environment.push(("MASTER_ADDR", "127.0.0.1".into()));
@@ -130,6 +132,69 @@ fn all_are_told_which_rank_has_died_while_they_met() {
         store.set("rank 1 is dead", &[], Deadline::after(PATIENCE)).expect("the last comes");
         are_told(&[7]);
         took
+    });
+}
+
+/// Where the test serves a store.
+const PORT: &str = "TEST_PORT";
+
+/// A store in which rank 1 does not come to say where it is.
+struct Short(TcpStore);
+
+impl Store for Short {
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        if key.ends_with("/rank/1") {
+            report("comes");
+            std::thread::sleep(PATIENCE);
+        }
+        self.0.set(key, value, deadline)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.0.get(key, deadline)
+    }
+
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        self.0.try_get(key, deadline)
+    }
+
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        self.0.add(key, amount, deadline)
+    }
+
+    fn will(&self, key: &str, refusal: &str, notice: &[u8], deadline: Deadline) -> Result<()> {
+        self.0.will(key, refusal, notice, deadline)
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+pub(crate) fn die_before_joining(seat: &Seat) {
+    let port = std::env::var(PORT).expect("a port").parse().expect("a number");
+    let soon = Deadline::after(PATIENCE);
+    let store = TcpStore::connect("127.0.0.1", port, None, soon).expect("the test serves");
+    let rendezvous = Rendezvous::Store(Arc::new(Short(store)));
+    fail(Options { rendezvous, timeout: PATIENCE, ..seat.options("") });
+}
+
+#[test]
+fn all_are_told_of_a_rank_that_is_killed_before_the_others_know_where_it_is() {
+    in_time(|| {
+        let server = ServerHandle::start((Ipv4Addr::LOCALHOST, 0).into(), None).expect("a server");
+        let port = server.port().to_string();
+        let mut job = Job::start_with("die before joining", 4, "shm,tcp", &[(PORT, &port)]);
+        job.await_all(&[1], "comes");
+        let dead = format!("rank 1 of 4 (host {}, pid {}) has gone", hostname(), job.pid(1));
+        let killed = Instant::now();
+        job.signal(1, libc::SIGKILL);
+        job.end(1);
+        let failed = job.await_all(&[0, 2, 3], "failed");
+        for Report { rank, line, .. } in &failed {
+            assert!(line.starts_with("PeerFailed") && line.contains(&dead), "rank {rank}: {line}");
+        }
+        failed.iter().map(|failed| failed.at - killed).max().unwrap_or_default()
     });
 }
 

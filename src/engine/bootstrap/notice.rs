@@ -102,11 +102,15 @@ impl<'a> Notice<'a> {
             Some(told) if follows(&error) => of_another(told),
             Some(told) if !follows(&told) => error,
             _ => {
-                let bytes = Control::Failure { group: 0, error: error.clone() }.encode();
-                let _ = self.store.set(&self.key, &bytes, Deadline::after(GRACE));
+                let _ = self.store.set(&self.key, &encode(error.clone()), Deadline::after(GRACE));
                 error
             }
         }
+    }
+
+    /// Has the store say `error` if this process ends before `place` is set, which others wait for.
+    pub(super) fn leave_if_gone(&self, place: &str, error: Error, deadline: Deadline) -> Result<()> {
+        self.store.will(place, &self.key, &encode(error), deadline)
     }
 
     /// Waits for a key of the store, in turns if something may end that: the meeting may be called off, or a rank die that `endpoint` has
@@ -212,6 +216,10 @@ impl<'a> Notice<'a> {
         let death = endpoint.death()?;
         Some(self.told().unwrap_or(death))
     }
+}
+
+fn encode(error: Error) -> Vec<u8> {
+    Control::Failure { group: 0, error }.encode()
 }
 
 /// Whether it may follow from another rank's failure.

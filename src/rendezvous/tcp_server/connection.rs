@@ -20,7 +20,15 @@ pub(super) struct Connection {
     pub(super) let_in: usize,
     /// Its request is long, and waits to be let in.
     pub(super) delayed: bool,
+    pub(super) wills: Vec<Will>,
     pub(super) output: Output,
+}
+
+/// What a client wants to be set if it goes before `key` exists.
+pub(super) struct Will {
+    pub(super) key: Vec<u8>,
+    pub(super) refusal: Vec<u8>,
+    pub(super) notice: Vec<u8>,
 }
 
 pub(super) enum State {

@@ -12,7 +12,7 @@ use socket2::SockRef;
 
 use super::Deserted;
 use super::Limits;
-use super::connection::{Connection, Farewell, Output, State};
+use super::connection::{Connection, Farewell, Output, State, Will};
 use super::entries::Entries;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::REFUSAL;
@@ -32,6 +32,8 @@ const READ: Interest = Interest { read: true, ..NOTHING };
 /// How long accepting rests after the kernel refused, when no descriptors are left for instance.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 const CHUNK: usize = 64 << 10;
+/// The most wills of one connection whose keys do not exist yet; of more, the first goes. Each is of a meeting that its client is in.
+const WILLS: usize = 64;
 
 /// The state of the thread. Connections are known by tokens that are never used again.
 pub(super) struct Server {
@@ -175,6 +177,7 @@ impl Server {
             input: Vec::new(),
             let_in: 0,
             delayed: false,
+            wills: Vec::new(),
             output: Output::of(hello.bytes().to_vec()),
         };
         self.connections.insert(token, connection);
@@ -237,6 +240,21 @@ impl Server {
             self.stop_waiting(token, key);
         }
         self.has_arrived(&mut connection);
+        for will in connection.wills {
+            self.carry_out(will);
+        }
+    }
+
+    /// Says of a client that has gone what it wanted to be said.
+    fn carry_out(&mut self, will: Will) {
+        if self.entries.get(&will.key).is_some() {
+            return;
+        }
+        // What another has said may be why. There is nobody to hear that the store is full.
+        if self.entries.get(&will.refusal).is_none() {
+            let _ = self.store(&will.refusal, &will.notice);
+        }
+        let _ = self.store(&will.key, &[]);
     }
 
     fn stop_waiting(&mut self, token: u64, key: &[u8]) {
@@ -434,6 +452,21 @@ impl Server {
             Operation::Add => {
                 let outcome = self.add(key, i64::from_le_bytes(number));
                 connection.answer_done(outcome.map(|sum| Some(sum.to_le_bytes().into())));
+            }
+            Operation::Will => {
+                let outcome = match wire::parse_words(body) {
+                    Some((refusal, notice)) => {
+                        connection.wills.retain(|will| self.entries.get(&will.key).is_none());
+                        if connection.wills.len() == WILLS {
+                            connection.wills.remove(0);
+                        }
+                        let [key, refusal, notice] = [key, refusal, notice].map(<[u8]>::to_vec);
+                        connection.wills.push(Will { key, refusal, notice });
+                        Ok(None)
+                    }
+                    None => Err("it names no key".to_owned()),
+                };
+                connection.answer_done(outcome);
             }
             Operation::TryGet | Operation::Get => match self.entries.get(key) {
                 Some(value) => connection.answer(Answer::Done, Some(value)),
