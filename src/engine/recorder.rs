@@ -198,6 +198,11 @@ impl Recorder {
         self.find(|entry| entry.class == Class::Internal && entry.progress == Progress::Running)
     }
 
+    /// How many calls it holds, if older ones have been lost for them.
+    pub fn has_forgotten(&self) -> Option<usize> {
+        (self.next.load(Ordering::Relaxed) > ENTRIES as u64).then_some(ENTRIES)
+    }
+
     /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such names.
     pub fn call(&self, key: Key) -> Option<Signature> {
         let same = |entry: &Entry| {

@@ -112,6 +112,11 @@ impl Spent {
         }
     }
 
+    /// Whether no tag has had a call.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|family| family.runs.is_empty())
+    }
+
     /// How much is kept.
     #[cfg(test)]
     pub(super) fn runs(&self) -> usize {

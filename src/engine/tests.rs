@@ -186,6 +186,26 @@ fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
 }
 
 #[test]
+fn a_rank_whose_calls_in_a_group_are_long_ago_has_called_something() {
+    let [group, other] = linked_pair(true);
+    let (late, _) = (turn(&group, BARRIER), turn(&other, BARRIER));
+    let asked = |group: &Group| {
+        let inquiry = group.ask(&late, vec![1], None);
+        while !group.answered(&inquiry) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        group.overdue(&late, &inquiry).text().to_owned()
+    };
+    assert!(asked(&group).contains("its last call is barrier() #0"));
+    let key = Key { group: group.id() + 1, tag: 0, sequence: 0, slot: 0, class: Class::Ordered };
+    for _ in 0..200 {
+        other.endpoint().recorder().begin(key, BARRIER, late.called);
+    }
+    let text = asked(&group);
+    assert!(text.contains("not known any more") && text.contains("128 in other groups"), "{text}");
+}
+
+#[test]
 fn calls_that_nobody_waits_for_are_compared_though_nothing_is_sent() {
     let [group, other] = pair(true);
     group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");

@@ -180,7 +180,14 @@ impl Endpoint {
                 format!("its last call is {last}, behind {running}")
             }
             (Some(last), _) => format!("its last call is {last}"),
-            (None, _) => "it has called nothing yet".to_string(),
+            (None, _) => match self.recorder().has_forgotten() {
+                Some(later) if self.group(group).is_some_and(|group| group.has_called()) => {
+                    format!(
+                        "its last call is not known any more, since it has made {later} in other groups after it"
+                    )
+                }
+                _ => "it has called nothing yet".to_string(),
+            },
         };
         // Ranks that make groups in different orders, or by different calls, wait for each other in different groups.
         let elsewhere = self.recorder().setting_up().filter(|_| running.is_none());

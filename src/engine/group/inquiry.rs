@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Group, Turn};
 use crate::deadline::Deadline;
-use crate::engine::control::Control;
+use crate::engine::control::{Answer, Control};
 use crate::engine::endpoint::{RECENT, lock};
 use crate::engine::messages::{Failure, Mismatch};
 use crate::engine::operation::Operation;
@@ -93,6 +93,12 @@ impl Group {
             },
             Class::Captured => format!("{name}, captured as #{number} of {place}"),
         }
+    }
+
+    /// Whether this rank has called anything. Never waits.
+    pub(in crate::engine) fn has_called(&self) -> bool {
+        // Where it is locked, a call is being made.
+        self.orders.try_lock().map_or(true, |orders| orders.have_begun())
     }
 
     /// A rank of this group with its host and process.
@@ -212,8 +218,8 @@ impl Group {
             return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
         };
         let answers = self.endpoint.answers(&inquiry.tokens);
-        // Who does not wait for anybody, or else whom the first waits for.
-        let idle = answers.iter().position(|answer| answer.as_ref().is_none_or(|answer| !answer.waits));
+        // One of them, or else whom the first waits for.
+        let idle = idle(&answers);
         let behind = answers.first().and_then(|answer| answer.as_ref()?.waits_for);
         let culprit = idle.map_or(behind.unwrap_or(first), |index| waits_for[index]);
         let told: Vec<String> = waits_for
@@ -286,5 +292,30 @@ impl Group {
             Status::Mismatch,
             format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),
         )
+    }
+}
+
+/// Whom of those asked it is that keeps the others waiting: who does not answer, as a stopped rank, or else who waits for nobody.
+fn idle(answers: &[Option<Answer>]) -> Option<usize> {
+    let silent = answers.iter().position(Option::is_none);
+    silent.or_else(|| answers.iter().flatten().position(|answer| !answer.waits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_goes_before_who_waits_for_nobody() {
+        let answer = |waits| Some(Answer { waits, waits_for: None, text: String::new() });
+        let (waits, rests) = (answer(true), answer(false));
+        for (answers, culprit) in [
+            ([&rests, &None, &waits], Some(1)),
+            ([&waits, &rests, &None], Some(2)),
+            ([&waits, &rests, &rests], Some(1)),
+            ([&waits, &waits, &waits], None),
+        ] {
+            assert_eq!(idle(&answers.map(Clone::clone)), culprit);
+        }
     }
 }

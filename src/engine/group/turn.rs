@@ -185,6 +185,12 @@ impl Orders {
         }
     }
 
+    /// Whether there has been any call but the engine's own.
+    pub(super) fn have_begun(&self) -> bool {
+        let numbered = [&self.ordered, &self.points, &self.captured];
+        numbered.iter().any(|order| order.next > 0) || !self.tagged.is_empty() || !self.spent.is_empty()
+    }
+
     /// Tags of which something is kept, neighbours as one.
     #[cfg(test)]
     pub(in crate::engine) fn entries(&self) -> usize {
