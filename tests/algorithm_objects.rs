@@ -296,6 +296,39 @@ fn a_call_behind_one_that_failed_before_its_first_step_does_not_take_its_place()
 }
 
 #[test]
+fn algorithms_that_no_run_would_take_are_refused_when_an_object_is_made() {
+    ranks(2, TRANSPORTS[0], |context| {
+        let mut memory = [1.0f32; 10];
+        for algorithm in 21..=23 {
+            let mut make = |kind| {
+                let options = AlgorithmOptions {
+                    kind,
+                    algorithm,
+                    buffers: vec![memory.as_mut_ptr().cast()],
+                    streams: Vec::new(),
+                    count: 10,
+                    dtype: DataType::F32,
+                    operator: Operator::Sum,
+                    root: 0,
+                    root_buffer: 0,
+                    call: within(20_000),
+                };
+                // SAFETY: the memory outlives the object.
+                unsafe { Prepared::new(context, options) }.map(drop).expect_err("no run would take it")
+            };
+            for (kind, why) in [
+                (Kind::Allreduce, "does not serve allreduce, but broadcast"),
+                (Kind::Broadcast, "is for device memory"),
+            ] {
+                let error = make(kind);
+                assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+                assert!(error.text().contains(why), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
 fn buffers_that_overlap_in_part_and_a_call_that_names_another_algorithm_are_refused() {
     ranks(2, TRANSPORTS[0], |context| {
         let mut memory = vec![1.0f32; 30];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::alone::alone;
 use super::batch::Pending;
 use super::context::{Context, Place};
-use super::device::OnDevices;
+use super::device::{OnDevices, check_stages};
 use super::finishing::Copied;
 use super::staged::StagedCall;
 use super::survey::Spans;
@@ -223,6 +223,7 @@ impl Context {
             Reducer::new(checked.dtype, operator, 1)?;
         }
         if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
+            check_stages(stages, request.kind, call)?;
             return Ok(stages.name());
         }
         let (_, algorithm) = self.plans().plan(&mut checked, call, self.seat())?;

@@ -28,7 +28,7 @@ use crate::engine::device::{Caller, DeviceExchange, Enqueued, GRACE_PERIOD, Load
 use crate::engine::group::Group;
 use crate::engine::operation::LAST_WORDS;
 use crate::engine::wire::Class;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::signature::Signature;
 
 impl Context {
@@ -119,19 +119,7 @@ impl Context {
         match (Stages::from_number(call.algorithm.unwrap_or(0)), self.place()) {
             (Some(stages), Place::Group(group)) if found.is_none() => {
                 let name = stages.name();
-                if request.kind != Kind::Broadcast {
-                    fail!(
-                        InvalidArgument,
-                        "algorithm '{name}' does not serve {}, but broadcast",
-                        request.kind.name()
-                    );
-                }
-                if call.tag.is_some() {
-                    fail!(
-                        InvalidArgument,
-                        "algorithm '{name}' takes no tag: GPUs run its calls in their order"
-                    );
-                }
+                check_stages(stages, request.kind, call)?;
                 match group.devices() {
                     Some(Way::Hosts(_)) => {
                         fail!(
@@ -145,10 +133,7 @@ impl Context {
                             "algorithm '{name}' is for GPUs that reach each other, but there is {why}"
                         )
                     }
-                    _ => fail!(
-                        InvalidArgument,
-                        "algorithm '{name}' is for device memory, one pointer on each rank"
-                    ),
+                    _ => Err(not_on_host(stages)),
                 }
             }
             _ => Ok(found),
@@ -346,6 +331,24 @@ fn fits(request: &Request, call: &Call) -> bool {
         }
         && matches!(request.counts, Counts::Uniform(_))
         && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny)
+}
+
+/// Refuses a call that no GPUs run by these stages.
+pub(super) fn check_stages(stages: Stages, kind: Kind, call: &Call) -> Result<()> {
+    let name = stages.name();
+    if kind != Kind::Broadcast {
+        fail!(InvalidArgument, "algorithm '{name}' does not serve {}, but broadcast", kind.name());
+    }
+    if call.tag.is_some() {
+        fail!(InvalidArgument, "algorithm '{name}' takes no tag: GPUs run its calls in their order");
+    }
+    Ok(())
+}
+
+/// Why these stages serve no call on host memory.
+pub(super) fn not_on_host(stages: Stages) -> Error {
+    let text = format!("algorithm '{}' is for device memory, one pointer on each rank", stages.name());
+    Error::new(Status::InvalidArgument, text)
 }
 
 /// How a call is given to its stream; `name` names its memory.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::batch::Pending;
 use super::context::{Context, Place};
+use super::device::not_on_host;
 use super::several::{Parts, Several};
 use super::work::Work;
 use super::{Call, Completion};
@@ -12,6 +13,7 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, StreamHandle, least_limit};
 use crate::cuda::event::Event;
+use crate::cuda::exchange::Stages;
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::local::limited;
 use crate::cuda::stream::Stream;
@@ -185,6 +187,10 @@ impl Prepared {
                 Body::Call(Vec::new())
             }
         } else {
+            let stages = Stages::from_number(options.algorithm).filter(|_| options.count > 0);
+            if let (Some(stages), Place::Group(_)) = (stages, context.place()) {
+                return Err(not_on_host(stages));
+            }
             Body::Call(if many { options.buffers } else { Vec::new() })
         };
         Ok(Prepared { context: context.clone(), request, call, body, name })
