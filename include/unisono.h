@@ -34,7 +34,8 @@
  *   before the first context, store server or unique id, so a program may fork until then. In a child that was forked
  *   later, the parent's contexts, what was made from them, and its TCP stores are UNISONO_INVALID_USAGE; the child may
  *   destroy them and make its own. Blocking calls neither need nor change signals. The library's threads take none but
- *   those of faults, and what a callback starts on one of them inherits that.
+ *   those of faults, and what a callback starts on one of them inherits that. A thread is not to be cancelled
+ *   (pthread_cancel) while it is inside a function: that would end the process.
  *
  * In place
  *   Where a function's text names an in-place form, the buffers may be the same memory in exactly that way. Otherwise

@@ -10,7 +10,8 @@
  *     something else, is only waiting: a thread of each may come to the other yet.)
  *   - A reduction's result depends on the inputs and the number of ranks alone: the same bits on every rank and at every time.
  *   - Handles are numbers: one that was destroyed is ncclInvalidArgument, not a crash.
- *   - Every function may be called from any thread.
+ *   - Every function may be called from any thread. One that is inside is not to be cancelled (pthread_cancel): that would end the
+ *     process.
  *   - There is no device API: ncclDevCommCreate answers ncclInvalidUsage.
  *
  * Environment
