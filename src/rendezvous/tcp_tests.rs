@@ -476,8 +476,11 @@ fn what_a_rank_says_that_cannot_join_is_there_when_the_server_is_gone() {
         }
         assert_eq!(waiting.join().unwrap().status(), Status::PeerFailed);
     });
+    // The greeting is over when it is connected; what has been said follows at once.
+    let late = client(&server, None);
+    late.try_get("anything", soon()).unwrap();
     drop(server);
-    for client in [waits, idle] {
+    for client in [waits, idle, late] {
         assert_eq!(client.try_get(&key, soon()).unwrap().as_deref(), Some(&b"no descriptors"[..]));
         assert!(client.try_get("job/rank/1", soon()).is_err());
         assert!(client.try_get(&format!("other/{REFUSAL}"), soon()).is_err());

@@ -21,6 +21,8 @@ pub(super) struct Connection {
     /// Its request is long, and waits to be let in.
     pub(super) delayed: bool,
     pub(super) wills: Vec<Will>,
+    /// The last words are yet to be told to it.
+    pub(super) untold: bool,
     pub(super) output: Output,
 }
 
@@ -68,6 +70,7 @@ impl Connection {
 
     /// What is said before the next answer. Nothing is on its way.
     pub(super) fn tell(&mut self, words: &[u8]) {
+        self.untold = false;
         self.output = Output::of([&Answer::Words.head(words.len()), words].concat());
     }
 

@@ -56,6 +56,8 @@ pub(super) struct Server {
     /// Whose long requests wait until others have arrived, the first first. Some may be gone.
     delayed: VecDeque<u64>,
     waiters: HashMap<Vec<u8>, HashSet<u64>>,
+    /// What was last said by, or of, a rank that cannot join.
+    words: Vec<u8>,
     /// Connections whose answer is ready, to be taken up by the loop: answering in place would recurse.
     runnable: Vec<u64>,
     deserted: Deserted,
@@ -89,6 +91,7 @@ impl Server {
             let_in: 0,
             delayed: VecDeque::new(),
             waiters: HashMap::new(),
+            words: Vec::new(),
             runnable: Vec::new(),
             deserted,
         })
@@ -178,6 +181,7 @@ impl Server {
             let_in: 0,
             delayed: false,
             wills: Vec::new(),
+            untold: false,
             output: Output::of(hello.bytes().to_vec()),
         };
         self.connections.insert(token, connection);
@@ -331,6 +335,10 @@ impl Server {
             if !connection.flush()? {
                 return Ok(());
             }
+            if connection.untold {
+                connection.tell(&self.words);
+                continue;
+            }
             let used = match &connection.state {
                 State::Leaving => return Err("it was refused"),
                 State::Waiting(_) => return Ok(()),
@@ -430,6 +438,7 @@ impl Server {
         connection.output.head.extend_from_slice(&tag);
         if verdict == Verdict::Welcome {
             connection.state = State::Ready;
+            connection.untold = !self.words.is_empty();
             self.strangers.remove(&token);
             self.deserted.set(None);
             self.set_timer(token, connection, None);
@@ -487,7 +496,8 @@ impl Server {
         let value = self.entries.set(key, value)?;
         self.end_waits(key, Answer::Done, Some(&value));
         if let Some(place) = key.strip_suffix(REFUSAL.as_bytes()) {
-            self.pass_on(&wire::words(key, &value));
+            self.words = wire::words(key, &value);
+            self.pass_on();
             let vain: Vec<_> = self.waiters.keys().filter(|key| key.starts_with(place)).cloned().collect();
             for key in vain {
                 self.end_waits(&key, Answer::Refused, None);
@@ -496,12 +506,16 @@ impl Server {
         Ok(())
     }
 
-    /// Tells all clients, those that ask nothing now, too: this server may have ended when they do. Whose answer is on its way may not
-    /// be told.
-    fn pass_on(&mut self, words: &[u8]) {
+    /// Tells all clients, those that ask nothing now, too: this server may have ended when they do. Who connects later is told then, and
+    /// whose answer is on its way behind that.
+    fn pass_on(&mut self) {
         for (&token, client) in &mut self.connections {
-            if matches!(client.state, State::Ready | State::Waiting(_)) && client.output.is_empty() {
-                client.tell(words);
+            if matches!(client.state, State::Ready | State::Waiting(_)) {
+                client.untold = true;
+                if !client.output.is_empty() {
+                    continue;
+                }
+                client.tell(&self.words);
                 // Before who says it is answered, whose process may end then, and this server with it. What fails now does so again.
                 let _ = client.flush();
                 self.runnable.push(token);
