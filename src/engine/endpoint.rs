@@ -542,8 +542,8 @@ impl Endpoint {
     /// `text`, and what the kernel has refused this rank lately: it may be why nothing comes.
     pub fn with_refusal(&self, text: String, within: Duration) -> String {
         match self.registration().refusal(within) {
-            Some(refusal) => format!("{text}; {refusal}"),
-            None => text,
+            Some(refusal) if !text.contains(&refusal) => format!("{text}; {refusal}"),
+            _ => text,
         }
     }
 

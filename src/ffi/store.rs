@@ -352,6 +352,10 @@ impl Store for ServedStore {
         self.client.add(key, amount, deadline)
     }
 
+    fn shut(&self) -> Option<String> {
+        self.client.shut()
+    }
+
     fn describe(&self) -> String {
         self.client.describe()
     }

@@ -125,6 +125,10 @@ impl<K: Send + Sync> Store for Keeping<K> {
         self.store.will(key, refusal, notice, deadline)
     }
 
+    fn shut(&self) -> Option<String> {
+        self.store.shut()
+    }
+
     fn describe(&self) -> String {
         self.store.describe()
     }

@@ -47,6 +47,10 @@ impl<S: Store> Store for PrefixStore<S> {
         self.store.will(&self.key(key), &self.key(refusal), notice, deadline)
     }
 
+    fn shut(&self) -> Option<String> {
+        self.store.shut()
+    }
+
     fn describe(&self) -> String {
         format!("{} under '{}'", self.store.describe(), self.prefix)
     }

@@ -37,6 +37,11 @@ pub trait Store: Send + Sync {
         Ok(())
     }
 
+    /// Why nobody gets through to it, if this process serves it and that is so now and has been for a while.
+    fn shut(&self) -> Option<String> {
+        None
+    }
+
     /// What it is and where, for errors: `file store /tmp/x`, `tcp store 10.0.0.1:2950`.
     fn describe(&self) -> String;
 
@@ -71,6 +76,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn will(&self, key: &str, refusal: &str, notice: &[u8], deadline: Deadline) -> Result<()> {
         (**self).will(key, refusal, notice, deadline)
+    }
+
+    fn shut(&self) -> Option<String> {
+        (**self).shut()
     }
 
     fn describe(&self) -> String {

@@ -445,6 +445,10 @@ impl Store for TcpStore {
         }
     }
 
+    fn shut(&self) -> Option<String> {
+        tcp_server::shut(self.instance)
+    }
+
     fn describe(&self) -> String {
         format!("tcp store {}", self.name)
     }

@@ -23,8 +23,10 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use super::secret::SecretKey;
 use super::tcp_wire as wire;
 use crate::error::{Error, Result, fail};
+use crate::sys::door;
 use crate::sys::event::EventFd;
 use crate::sys::fork::{self, Unshared};
+use crate::sys::global::Global;
 use crate::sys::{process, random};
 
 /// What one server gives to its clients at most.
@@ -66,6 +68,23 @@ impl Deserted {
     fn set(&self, since: Option<Instant>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
+}
+
+/// Who was shut last.
+static SHUT: Global<Option<Shut>> = Global::new(None);
+
+/// A server of this process that nobody gets through to: the kernel has refused to accept connections for a while.
+struct Shut {
+    instance: [u8; 16],
+    at: Instant,
+    why: String,
+}
+
+/// Why nobody gets through to the server that is this `instance`, if it is this process's and that is so now.
+pub(super) fn shut(instance: [u8; 16]) -> Option<String> {
+    let shut = SHUT.read();
+    let is_now = |shut: &&Shut| shut.instance == instance && shut.at.elapsed() < door::LONG;
+    shut.as_ref().filter(is_now).map(|shut| shut.why.clone())
 }
 
 /// A running server. Dropping it closes all connections and ends its thread.

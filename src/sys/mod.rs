@@ -2,6 +2,7 @@
 
 pub mod aside;
 pub mod child;
+pub mod door;
 pub mod epoll;
 pub mod event;
 pub mod float;

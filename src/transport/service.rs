@@ -34,7 +34,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result, fail};
 use crate::rendezvous::secret::SecretKey;
 use crate::settings::{said, switch};
-use crate::sys::fork;
+use crate::sys::{door, fork};
 
 /// How an endpoint links to its peers. The default reads nothing from the environment.
 #[derive(Clone, Debug)]
@@ -313,6 +313,11 @@ impl Registration {
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
+    /// Why nobody gets through to this rank, if that is so now and has been for a while: the kernel refuses to accept connections.
+    pub fn shut(&self) -> Option<String> {
+        self.shared.shut.within(door::LONG)
+    }
+
     /// The kernel has refused what a message needs that has come.
     pub fn note_refusal(&self, text: String) {
         self.shared.refusal.note(text);
@@ -408,6 +413,8 @@ struct Shared {
     has_left: AtomicBool,
     /// What the kernel last refused while connections were accepted, or messages.
     refusal: Recent,
+    /// The same, if somebody has waited in vain for longer than a moment.
+    shut: Recent,
     /// What failed of the link to a peer that then left.
     obstacle: Recent,
     /// Peers whose links are wanted and do not open, and what has been tried.

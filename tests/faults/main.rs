@@ -44,6 +44,7 @@ fn rank() {
         ("fork and join", meetings::fork_and_join),
         ("descriptors", surroundings::descriptors),
         ("descriptors for links", surroundings::descriptors_for_links),
+        ("descriptors in the meeting", surroundings::descriptors_in_the_meeting),
         ("memory for messages", surroundings::memory_for_messages),
         ("fork", surroundings::fork),
         ("alone", costs::alone),

@@ -1,12 +1,15 @@
 //! Processes without descriptors or memory, and forks.
 
-use std::time::Duration;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
-use crate::support::processes::{Job, Seat, report};
-use crate::support::{TRANSPORTS, Verb, barrier, receive, send, sum, tagged, within};
+use crate::support::processes::{Job, Report, Seat, report};
+use crate::support::{PATIENCE, TRANSPORTS, Verb, barrier, receive, send, sum, tagged, within};
 use unisono::collective::request::Kind;
-use unisono::communicator::{Call, Context, Options};
+use unisono::communicator::{Call, Context, Options, Rendezvous};
+use unisono::deadline::Deadline;
 use unisono::error::Status;
+use unisono::rendezvous::id::UniqueId;
 
 // ---- no descriptors left
 
@@ -107,6 +110,65 @@ fn a_rank_without_descriptors_for_a_link_says_that_they_are_its_own() {
         assert!(told.rank != 0 || text.starts_with("System "), "{text}");
     }
     job.all_end_well(&ranks);
+}
+
+/// How many descriptors a rank has for a meeting of three: with the fewest it cannot listen, with the most it lacks none.
+const FOR_THREE: RangeInclusive<usize> = 4..=20;
+
+/// Rank 0 serves ids. The last rank lacks descriptors, and then all do.
+pub(crate) fn descriptors_in_the_meeting(seat: &Seat) {
+    let Rendezvous::Store(store) = seat.options("").rendezvous else { unreachable!("a seat has a store") };
+    for (all_lack, spare) in
+        [false, true].into_iter().flat_map(|all| FOR_THREE.map(move |spare| (all, spare)))
+    {
+        let (soon, case) = (Deadline::after(2 * PATIENCE), format!("{all_lack} {spare}"));
+        let mut served = None;
+        if seat.rank == 0 {
+            let (id, server) = UniqueId::create(Some("127.0.0.1")).expect("an id");
+            served = Some(server);
+            store.set(&format!("id {case}"), &id.to_bytes(), soon).expect("the others read it");
+        }
+        let id = store.get(&format!("id {case}"), soon).expect("rank 0 has made one");
+        let rendezvous = Rendezvous::Id(id.try_into().expect("an id"));
+        let options = Options { rendezvous, timeout: PATIENCE, ..seat.options("") };
+        if all_lack || seat.rank == 2 {
+            limit_descriptors(Some(limit_for(spare)));
+        }
+        let began = Instant::now();
+        let met = Context::create(options);
+        let took = began.elapsed().as_millis();
+        limit_descriptors(None);
+        report(match &met {
+            Ok(_) => format!("{case} ok"),
+            Err(error) => format!("{case} failed after {took} ms: {error}"),
+        });
+        store.set(&format!("{} has tried {case}", seat.rank), &[], soon).expect("the others wait");
+        for rank in 0..seat.size {
+            store.get(&format!("{rank} has tried {case}"), soon).expect("all end");
+        }
+        drop(served);
+    }
+}
+
+#[test]
+fn ranks_without_descriptors_for_a_meeting_end_it_for_all() {
+    for transports in TRANSPORTS {
+        let mut job = Job::start("descriptors in the meeting", 3, transports);
+        for all_lack in [false, true] {
+            for spare in FOR_THREE {
+                let lines = job.await_all(&[0, 1, 2], &format!("{all_lack} {spare} "));
+                let failed: Vec<_> = lines.iter().filter(|line| line.line != "ok").collect();
+                for Report { rank, line, .. } in &failed {
+                    let case = format!("{transports}, all: {all_lack}, with {spare}, rank {rank}: {line}");
+                    assert_eq!(failed.len(), 3, "{case}");
+                    assert!(line.contains("oo many open files"), "{case}");
+                    let took = line.split(' ').nth(2).and_then(|took| took.parse::<u64>().ok());
+                    assert!(took.is_some_and(|took| took < 20_000), "{case}");
+                }
+            }
+        }
+        job.all_end_well(&[0, 1, 2]);
+    }
 }
 
 // ---- no memory left

@@ -16,8 +16,8 @@ const FIRST: Duration = Duration::from_millis(1500);
 const APART: Duration = Duration::from_millis(20);
 const LAST: Duration = Duration::from_secs(16);
 
-/// How often who waits in a store looks whether a rank that it has linked with has died: so often, and more seldom by a millisecond for each
-/// rank.
+/// How often who waits looks whether a rank that it has linked with has died, and whether others get through to this one: so often, and more
+/// seldom by a millisecond for each rank.
 const TURN: Duration = Duration::from_millis(250);
 
 /// How long after a store is seen to be lost the meeting has failed, if it has not come to its end: who served it may have met in peace and
@@ -128,16 +128,9 @@ impl<'a> Notice<'a> {
             return self.store.get(key, deadline);
         }
         let since = Instant::now();
-        let turn = endpoint.map(|endpoint| {
-            let ranks = endpoint.identity().0.size;
-            (TURN + Duration::from_millis(ranks.into())).min(LAST)
-        });
-        let found = self.watch(endpoint, deadline, |until| {
-            let until = turn.map_or(until, |turn| until.min(Deadline::after(turn)));
-            match self.store.get(key, until) {
-                Err(error) if error.status() == Status::Timeout => None,
-                found => Some(found),
-            }
+        let found = self.watch(endpoint, deadline, |until| match self.store.get(key, until) {
+            Err(error) if error.status() == Status::Timeout => None,
+            found => Some(found),
         });
         found.unwrap_or_else(|| Err(store::timed_out(self.store, key, since)))
     }
@@ -156,8 +149,14 @@ impl<'a> Notice<'a> {
         mut wait: impl FnMut(Deadline) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
         let mut look = Deadline::after(self.pause.get());
+        let turn = endpoint.map(|endpoint| {
+            let ranks = endpoint.identity().0.size;
+            (TURN + Duration::from_millis(ranks.into())).min(LAST)
+        });
         loop {
-            if let Some(result) = wait(look.min(deadline)) {
+            let until = look.min(deadline);
+            let until = turn.map_or(until, |turn| until.min(Deadline::after(turn)));
+            if let Some(result) = wait(until) {
                 return Some(result);
             }
             if let ControlFlow::Break(end) = self.look_up(endpoint, deadline, &mut look) {
@@ -179,6 +178,11 @@ impl<'a> Notice<'a> {
         }
         if deadline.expired() {
             return ControlFlow::Break(None);
+        }
+        if let Some(why) =
+            endpoint.and_then(|endpoint| endpoint.registration().shut()).or_else(|| self.store.shut())
+        {
+            return ControlFlow::Break(Some(Error::new(Status::System, why)));
         }
         let disturbed = endpoint.filter(|endpoint| self.is_disturbed(endpoint));
         if let Some(error) = disturbed.and_then(|endpoint| self.disturb(endpoint)) {

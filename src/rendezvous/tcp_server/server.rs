@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::Deserted;
-use super::Limits;
 use super::connection::{Connection, Farewell, Output, State, Will};
 use super::entries::Entries;
+use super::{Limits, SHUT, Shut};
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::REFUSAL;
 use crate::rendezvous::tcp_wire::{
     self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict,
 };
+use crate::sys::door::{Door, LONG};
 use crate::sys::epoll::{Epoll, Event, Interest};
 use crate::sys::event::EventFd;
 use crate::sys::fork::Unshared;
@@ -38,6 +39,7 @@ const WILLS: usize = 64;
 /// The state of the thread. Connections are known by tokens that are never used again.
 pub(super) struct Server {
     listener: Unshared<TcpListener>,
+    door: Door,
     epoll: Epoll,
     key: Option<SecretKey>,
     instance: [u8; 16],
@@ -78,6 +80,7 @@ impl Server {
         epoll.watch(stop.as_fd(), STOP, READ)?;
         Ok(Server {
             listener,
+            door: Door::default(),
             epoll,
             key,
             instance,
@@ -128,11 +131,22 @@ impl Server {
                         log::debug!("tcp store: cannot serve {peer}: {cause}");
                     }
                 }
-                Err(cause) if cause.kind() == ErrorKind::WouldBlock => return,
+                Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
+                    self.door.opens();
+                    return;
+                }
                 Err(cause)
                     if matches!(cause.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(cause) => {
+                    // Where nobody waits, who was accepted last must not have to go.
+                    let Some(waited) = self.door.refuses(self.listener.as_fd()) else { return };
                     log::warn!("tcp store: accept: {cause}");
+                    if waited >= LONG {
+                        let place =
+                            self.listener.local_addr().map_or_else(|_| "?".into(), |at| at.to_string());
+                        let why = format!("the tcp store on {place} cannot accept connections: {cause}");
+                        *SHUT.write() = Some(Shut { instance: self.instance, at: Instant::now(), why });
+                    }
                     self.drop_oldest_stranger();
                     self.listen_for(NOTHING);
                     self.timers.insert((Instant::now() + ACCEPT_REST, LISTENER));

@@ -13,6 +13,7 @@ use super::connection::Connection;
 use super::endpoint::{Conn, Endpoint, Stage};
 use super::reactor::{Alarm, Core, Source};
 use crate::error::{Error, Result};
+use crate::sys::door::LONG;
 use crate::sys::epoll::Interest;
 use crate::sys::fork::Unshared;
 use crate::sys::random;
@@ -91,7 +92,10 @@ impl Endpoint {
             });
             match accepted {
                 Ok(socket) => self.welcome(core, socket, local),
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {
+                    self.door.opens();
+                    return;
+                }
                 // That one connection has failed already; the next may be fine.
                 Err(cause)
                     if matches!(
@@ -101,6 +105,10 @@ impl Endpoint {
                 Err(cause) => {
                     let text = format!("rank {} cannot accept connections: {cause}", self.identity.rank);
                     log::warn!("{text}; trying again in {ACCEPT_PAUSE:?}");
+                    let waited = self.door.refuses(self.listeners[index].socket.as_fd());
+                    if waited.is_some_and(|waited| waited >= LONG) {
+                        self.shared.shut.note(text.clone());
+                    }
                     self.shared.refusal.note(text);
                     for listener in &self.listeners {
                         core.pause(listener.socket.as_fd());

@@ -18,6 +18,7 @@ use super::reactor::{Alarm, Core, Source};
 use super::{Attendance, Identity, Latch, Options, Port, Recent, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
+use crate::sys::door::Door;
 use crate::sys::epoll::{Event, Interest};
 use crate::sys::{process, random};
 use crate::transport::address::PeerAddress;
@@ -39,6 +40,7 @@ pub(super) struct Endpoint {
     pub(super) options: Options,
     port: Weak<dyn Port>,
     pub(super) listeners: Vec<Listener>,
+    pub(super) door: Door,
     bell_token: Option<u64>,
     pub(super) conns: HashMap<u64, Conn>,
     pub(super) half_open: VecDeque<u64>,
@@ -148,6 +150,7 @@ impl Endpoint {
                 closed: Latch::default(),
                 has_left: AtomicBool::default(),
                 refusal: Recent::default(),
+                shut: Recent::default(),
                 obstacle: Recent::default(),
                 slow: Mutex::default(),
             }),
@@ -155,6 +158,7 @@ impl Endpoint {
             options,
             port,
             listeners,
+            door: Door::default(),
             bell_token: None,
             conns: HashMap::new(),
             half_open: VecDeque::new(),
