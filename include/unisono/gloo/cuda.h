@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gloo/algorithm.h"
+#include "gloo/config.h"
 #include "gloo/detail/object.h"
 
 /* As CUDA's own headers have it. */

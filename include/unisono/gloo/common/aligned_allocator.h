@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <new>
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <memory>
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 

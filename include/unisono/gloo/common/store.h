@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "gloo/config.h"
+
 /* Stores are held by std::shared_ptr. */
 #define GLOO_SHARED_STORE
 

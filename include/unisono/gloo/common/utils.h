@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 

@@ -11,6 +11,7 @@
 
 #include <hiredis/hiredis.h>
 
+#include "gloo/config.h"
 #include "gloo/detail/patience.h"
 #include "gloo/rendezvous/store.h"
 

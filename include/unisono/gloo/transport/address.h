@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 namespace transport {

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 namespace transport {

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <string>
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 namespace transport {

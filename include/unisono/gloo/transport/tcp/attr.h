@@ -4,6 +4,8 @@
 
 #include <sys/socket.h>
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 namespace transport {

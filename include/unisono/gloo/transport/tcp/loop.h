@@ -1,5 +1,7 @@
 #pragma once
 
+#include "gloo/config.h"
+
 namespace gloo {
 inline namespace over_unisono {
 namespace transport {
