@@ -27,7 +27,8 @@ struct InvalidOperationException : public Exception {
     explicit InvalidOperationException(const std::string &message) : Exception(message) {}
 };
 
-/* A peer failed, or a deadline passed ("Timed out"). The text names the rank and what it last did. */
+/* A peer failed, or a deadline passed ("Timed out"). The text names the rank and what it last did; of a message that was
+   waited for in vain, the rank alone. */
 struct IoException : public Exception {
     IoException() = delete;
     explicit IoException(const std::string &message) : Exception(message) {}
