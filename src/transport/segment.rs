@@ -72,7 +72,10 @@ impl Segment {
             Error::system(format_args!("cannot create a shared segment of {size} bytes"), cause)
         })?;
         let mapping = Mapping::new(fd.as_fd(), size).map_err(|cause| {
-            Error::system(format_args!("cannot map a shared segment of {size} bytes"), cause)
+            Error::system(
+                format_args!("no address space for a shared segment of {size} bytes (ulimit -v)"),
+                cause,
+            )
         })?;
         if let Some(commit) = commit {
             commit(fd.as_fd(), 0, HEAP_AT).map_err(|cause| {

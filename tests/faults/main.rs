@@ -45,6 +45,8 @@ fn rank() {
         ("descriptors", surroundings::descriptors),
         ("descriptors for links", surroundings::descriptors_for_links),
         ("descriptors in the meeting", surroundings::descriptors_in_the_meeting),
+        ("short files", surroundings::short_files),
+        ("little address space", surroundings::little_address_space),
         ("memory for messages", surroundings::memory_for_messages),
         ("fork", surroundings::fork),
         ("alone", costs::alone),

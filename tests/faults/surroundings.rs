@@ -171,6 +171,38 @@ fn ranks_without_descriptors_for_a_meeting_end_it_for_all() {
     }
 }
 
+// ---- no room for shared memory
+
+pub(crate) fn short_files(seat: &Seat) {
+    set_limit(libc::RLIMIT_FSIZE, Some(100 << 10));
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    sum(&context, &mut [1.0; 10]);
+    barrier(&context);
+    report("done");
+}
+
+#[test]
+fn ranks_without_shared_memory_need_no_room_for_it() {
+    let mut job = Job::start("short files", 2, "tcp");
+    job.await_all(&[0, 1], "done");
+    job.all_end_well(&[0, 1]);
+}
+
+pub(crate) fn little_address_space(seat: &Seat) {
+    limit_memory(64 << 20);
+    let error = Context::create(seat.options("")).err().expect("there is no room for a segment");
+    report(format_args!("told {error}"));
+}
+
+#[test]
+fn a_rank_without_address_space_for_its_memory_is_told_what_limits_it() {
+    let mut job = Job::start("little address space", 2, "shm");
+    for told in job.await_all(&[0, 1], "told") {
+        assert!(told.line.contains("(ulimit -v)"), "rank {}: {}", told.rank, told.line);
+    }
+    job.all_end_well(&[0, 1]);
+}
+
 // ---- no memory left
 
 /// Short enough to be sent unasked.
@@ -214,13 +246,18 @@ pub(crate) fn memory_for_messages(seat: &Seat) {
     report("done");
 }
 
+/// No more than there is, and `more` bytes.
+fn limit_memory(more: u64) {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("the sizes of this process");
+    let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("its pages");
+    set_limit(libc::RLIMIT_AS, Some(pages * 4096 + more));
+}
+
 /// Leaves no room for a message, but for small things. What it returns takes the room.
 fn fill_memory() -> Vec<Vec<u8>> {
     let mut full = Vec::with_capacity(100_000);
     let small: Vec<_> = (0..1000).map(|_| (Vec::<u8>::with_capacity(2000), vec![0u8; 40])).collect();
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("the sizes of this process");
-    let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("its pages");
-    set_limit(libc::RLIMIT_AS, Some(pages * 4096));
+    limit_memory(0);
     loop {
         let mut room = Vec::new();
         if room.try_reserve_exact(SHORT).is_err() {

@@ -118,7 +118,8 @@ impl Endpoint {
         options: Options,
         port: Weak<dyn Port>,
     ) -> Result<Endpoint> {
-        let segment = Segment::new(options.segment_bytes)?;
+        // Without shared memory nobody maps it, and a rank that may not have so much (`ulimit -f`, `-v`) can join all the same.
+        let segment = Segment::new(if options.shm { options.segment_bytes } else { 0 })?;
         let bell = Arc::new(Bell::new(Arc::clone(&segment))?);
         let (mut local, mut cookie) = ([0; 16], Box::new([0; 16]));
         random::fill(&mut local)?;
