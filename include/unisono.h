@@ -165,7 +165,7 @@ typedef enum unisono_op {
     UNISONO_MIN = 3,
     /// Sum divided by the number of ranks; integers truncate toward zero.
     UNISONO_AVG = 4,
-    /// Sum of each rank's input times that rank's unisono_call_t::scale. Floating-point types.
+    /// Sum of each rank's input times that rank's unisono_call_t::scale. Integers take a whole scale that fits their type, and wrap.
     UNISONO_PREMULSUM = 5,
     /// Bitwise and; integers only.
     UNISONO_BIT_AND = 6,
@@ -481,7 +481,7 @@ typedef struct unisono_call_t {
     ///   operator for all calls that were started together on a stream. All else is combined by the processors, which takes
     ///   some five times as long.
     struct CUstream_st *stream;
-    /// This rank's factor for UNISONO_PREMULSUM.
+    /// This rank's factor for UNISONO_PREMULSUM; for integers a whole number that fits their type.
     double scale;
     /// The operation of UNISONO_CUSTOM.
     unisono_reduce_function_t function;

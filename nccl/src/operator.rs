@@ -93,8 +93,8 @@ fn draw(next: &AtomicU32) -> Result<ncclRedOp_t> {
 
 /// Makes an operator that multiplies this rank's input by `*scalar` before it is summed with the others', and writes its
 /// number to `*op`. It serves `comm` and `datatype` alone; `*scalar` is one element of that type. Ranks may have different
-/// scalars. In device memory it is read when an operation is launched, once the operation's stream has come that far: the
-/// launch waits for it, and cannot be captured.
+/// scalars. A 64-bit integer that needs more than 53 bits is refused. In device memory it is read when an operation is
+/// launched, once the operation's stream has come that far: the launch waits for it, and cannot be captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     op: *mut ncclRedOp_t,

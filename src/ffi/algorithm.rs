@@ -221,7 +221,7 @@ pub unsafe extern "C" fn unisono_algorithm_create(
             streams: streams.iter().map(|stream| StreamHandle(stream.expose_provenance())).collect(),
             count: options.count,
             dtype,
-            operator: operator(options.op, &call)?,
+            operator: operator(options.op, dtype, &call)?,
             root: options.root_rank,
             // An index into a list that is in memory; too large a number is out of its range either way.
             root_buffer: usize::try_from(options.root_pointer).unwrap_or(usize::MAX),

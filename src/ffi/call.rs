@@ -57,7 +57,7 @@ pub struct unisono_call_t {
     ///   operator for all calls that were started together on a stream. All else is combined by the processors, which takes
     ///   some five times as long.
     pub stream: *mut CUstream_st,
-    /// This rank's factor for UNISONO_PREMULSUM.
+    /// This rank's factor for UNISONO_PREMULSUM; for integers a whole number that fits their type.
     pub scale: f64,
     /// The operation of UNISONO_CUSTOM.
     pub function: unisono_reduce_function_t,

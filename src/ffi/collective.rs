@@ -31,7 +31,7 @@ pub unsafe extern "C" fn unisono_allreduce(
         // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
-        let operator = operator(op, launch.options())?;
+        let operator = operator(op, dtype, launch.options())?;
         let input = Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?;
         let output = Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Uniform(count);
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn unisono_reduce(
         // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
-        let operator = operator(op, launch.options())?;
+        let operator = operator(op, dtype, launch.options())?;
         launch.check_rank(root, "root")?;
         let input = Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?;
         let output = launch.on(root, || Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf"))?;
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
         // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
-        let operator = operator(op, launch.options())?;
+        let operator = operator(op, dtype, launch.options())?;
         let input = Extent::Each(count, launch.size()).buffer(sendbuf, dtype, "sendbuf")?;
         let output = Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Uniform(count);
@@ -337,7 +337,7 @@ pub unsafe extern "C" fn unisono_reduce_scatterv(
         // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
-        let operator = operator(op, launch.options())?;
+        let operator = operator(op, dtype, launch.options())?;
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
         let input = Extent::List("counts", counts).buffer(sendbuf, dtype, "sendbuf")?;

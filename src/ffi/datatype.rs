@@ -62,7 +62,7 @@ pub enum unisono_op {
     UNISONO_MIN = 3,
     /// Sum divided by the number of ranks; integers truncate toward zero.
     UNISONO_AVG = 4,
-    /// Sum of each rank's input times that rank's unisono_call_t::scale. Floating-point types.
+    /// Sum of each rank's input times that rank's unisono_call_t::scale. Integers take a whole scale that fits their type, and wrap.
     UNISONO_PREMULSUM = 5,
     /// Bitwise and; integers only.
     UNISONO_BIT_AND = 6,
@@ -95,15 +95,21 @@ pub extern "C" fn unisono_dtype_size(dtype: unisono_dtype_t) -> u64 {
     guard_or(|_| 0, || Ok(DataType::from_number(dtype)?.size() as u64))
 }
 
-/// The operator behind a number, with what the call's options add to it.
-pub(super) fn operator(op: unisono_op_t, call: &unisono_call_t) -> Result<Operator> {
+/// The operator behind a number, with what the call's options add to it, for elements of `dtype`.
+pub(super) fn operator(op: unisono_op_t, dtype: DataType, call: &unisono_call_t) -> Result<Operator> {
     Ok(match op {
         0 => Operator::Sum,
         1 => Operator::Product,
         2 => Operator::Max,
         3 => Operator::Min,
         4 => Operator::Average,
-        5 => Operator::PreMulSum(call.scale),
+        5 if is_factor(dtype, call.scale) => Operator::PreMulSum(call.scale),
+        5 => fail!(
+            InvalidArgument,
+            "call->scale is {}; for {} it is a whole number of that type",
+            call.scale,
+            dtype.name()
+        ),
         6 => Operator::BitAnd,
         7 => Operator::BitOr,
         8 => Operator::BitXor,
@@ -115,9 +121,27 @@ pub(super) fn operator(op: unisono_op_t, call: &unisono_call_t) -> Result<Operat
     })
 }
 
+/// Whether elements of `dtype` can be multiplied by `scale`: integers are by one of theirs.
+fn is_factor(dtype: DataType, scale: f64) -> bool {
+    // Powers of two, so exact.
+    let signed = |bits: i32| -(2f64.powi(bits - 1))..2f64.powi(bits - 1);
+    let unsigned = |bits: i32| 0.0..2f64.powi(bits);
+    let range = match dtype {
+        DataType::I8 => signed(8),
+        DataType::U8 => unsigned(8),
+        DataType::I32 => signed(32),
+        DataType::U32 => unsigned(32),
+        DataType::I64 => signed(64),
+        DataType::U64 => unsigned(64),
+        _ => return true,
+    };
+    range.contains(&scale) && scale.fract() == 0.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Status;
 
     #[test]
     fn type_numbers_and_sizes_never_change() {
@@ -163,11 +187,46 @@ mod tests {
         ];
         for (ours, inner, number) in pinned {
             assert_eq!((ours as i32, i32::from(inner.number())), (number, number));
-            assert_eq!(operator(number, &call).unwrap(), inner);
+            assert_eq!(operator(number, DataType::F32, &call).unwrap(), inner);
         }
         assert_eq!(UNISONO_CUSTOM as i32, 9);
-        let missing = operator(9, &call).unwrap_err();
+        let missing = operator(9, DataType::F32, &call).unwrap_err();
         assert_eq!(missing.text(), "op is UNISONO_CUSTOM, but call->function is NULL");
-        assert!(operator(10, &call).is_err() && operator(-1, &call).is_err());
+        for number in [10, -1] {
+            assert!(operator(number, DataType::F32, &call).is_err());
+        }
+    }
+
+    #[test]
+    fn integers_are_multiplied_by_their_own() {
+        let scaled =
+            |dtype, scale| operator(5, dtype, &unisono_call_t { scale, ..unisono_call_t::default() });
+        for (dtype, scale) in [
+            (DataType::I8, -128.0),
+            (DataType::U8, 255.0),
+            (DataType::I32, -3.0),
+            (DataType::U32, 4294967295.0),
+            (DataType::I64, -9223372036854775808.0),
+            (DataType::U64, 9223372036854775808.0),
+            (DataType::F16, 0.5),
+            (DataType::F64, f64::INFINITY),
+        ] {
+            assert_eq!(scaled(dtype, scale), Ok(Operator::PreMulSum(scale)));
+        }
+        for (dtype, scale) in [
+            (DataType::I8, 128.0),
+            (DataType::U8, -1.0),
+            (DataType::I32, 0.5),
+            (DataType::I64, 9223372036854775808.0),
+            (DataType::U64, f64::NAN),
+        ] {
+            let error = scaled(dtype, scale).expect_err("no factor");
+            assert_eq!(error.status(), Status::InvalidArgument);
+            assert!(error.text().contains("call->scale is "), "{error}");
+        }
+        assert_eq!(
+            scaled(DataType::I32, 0.5).unwrap_err().text(),
+            "call->scale is 0.5; for int32 it is a whole number of that type"
+        );
     }
 }

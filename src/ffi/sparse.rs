@@ -70,7 +70,7 @@ pub unsafe extern "C" fn unisono_sparse_allreduce(
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(result, "result") }?;
         let dtype = DataType::from_number(dtype)?;
-        let operator = operator(op, &call)?;
+        let operator = operator(op, dtype, &call)?;
         let input = RawTensor { indices, values: values.cast(), nnz, dims, block, dtype };
         let call = Call::from(&call);
         // SAFETY: the contract of the header: NULL or writable; MaybeUninit reads nothing.
