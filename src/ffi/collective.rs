@@ -383,7 +383,8 @@ pub unsafe extern "C" fn unisono_alltoall(
 /// As unisono_alltoall, with `send_counts[r]` elements for rank r and `recv_counts[r]` from it.
 ///
 /// Both lists have an entry for each rank and are read during the call only; `send_counts[r]` here equals
-/// `recv_counts[rank]` on rank r. Blocks lie one after the other, in rank order. There is no in-place form.
+/// `recv_counts[rank]` on rank r. Blocks lie one after the other, in rank order. In place where
+/// the two lists are the same on this rank: sendbuf == recvbuf.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_alltoallv(
     ctx: *const unisono_context_t,
