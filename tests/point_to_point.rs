@@ -348,6 +348,7 @@ fn a_receive_that_gave_up_does_not_eat_the_next_message() {
                     assert!(error.text().contains("rank 0"), "{error}");
                     let error = receive_any(context, &mut got, &within(50)).expect_err("nobody sends");
                     assert_eq!(error.status(), Status::Timeout, "{error}");
+                    assert!(error.text().contains("nothing from rank 0"), "{error}");
                     barrier(context);
                     receive(context, 0, &mut got, &within(20_000)).expect("the message that was sent");
                     assert!(got == pattern(1, len));

@@ -314,10 +314,13 @@ impl Operation for Point {
         }
     }
 
-    fn waits_for(&self, _group: &Group) -> Vec<u32> {
-        match self.message {
-            Message::Send { to: rank, .. } | Message::Receive { from: rank, .. } => vec![rank],
-            Message::ReceiveAny { ref of, .. } => of.as_deref().unwrap_or_default().to_vec(),
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        match &self.message {
+            Message::Send { to: rank, .. } | Message::Receive { from: rank, .. } => vec![*rank],
+            Message::ReceiveAny { of: Some(of), .. } => of.to_vec(),
+            Message::ReceiveAny { of: None, .. } => {
+                (0..group.size()).filter(|rank| *rank != group.rank()).collect()
+            }
         }
     }
 }
