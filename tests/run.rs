@@ -647,6 +647,10 @@ fn output_that_cannot_be_written_is_no_success() {
     assert!(complaint.contains("cannot write to standard output: No space left"), "{complaint}");
     let status = start("echo result >&2").stdout(Stdio::null()).stderr(full()).status().unwrap();
     assert_eq!(status.code(), Some(125));
+    // Nor is it the rank's fault that nobody reads on.
+    let output = start("exec yes").stdout(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(!text(&output.stderr).contains("rank 0"), "{}", text(&output.stderr));
     // What a rank failed with says more.
     let status = start("echo result; exit 3").stdout(full()).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(3));

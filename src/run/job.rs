@@ -211,13 +211,14 @@ impl Job {
         for rank in &mut self.ranks {
             rank.child.wait()?;
         }
+        let is_mine = self.culprit.is_some_and(|culprit| self.is_mine(culprit.exit));
         self.keeper.dismiss();
         let status = match &self.culprit {
             _ if self.timed_out => 124,
             _ if self.unread => ending::status(Exit::Signal(libc::SIGPIPE, false)),
-            Some(culprit) => ending::status(culprit.exit),
-            None if self.lost_output => Trouble::STATUS,
-            None => 0,
+            Some(culprit) if !is_mine => ending::status(culprit.exit),
+            _ if self.lost_output => Trouble::STATUS,
+            _ => 0,
         };
         let signal = self.asked.map(|(signal, _)| signal);
         let signal = signal.filter(|signal| status == ending::status(Exit::Signal(*signal, false)));
@@ -441,9 +442,18 @@ impl Job {
         }
     }
 
+    /// Whether a rank ended so since what it wrote could not be written here: nobody reads from it any more.
+    fn is_mine(&self, exit: Exit) -> bool {
+        self.lost_output && matches!(exit, Exit::Signal(libc::SIGPIPE, _))
+    }
+
     /// Says who failed first.
     fn accuse(&mut self) {
         let Some(Culprit { rank, exit, others }) = self.culprit else { return };
+        if self.is_mine(exit) {
+            // What has been said is why.
+            return;
+        }
         let pid = self.ranks[rank].child.id();
         let rest = if others == 0 { String::new() } else { format!("; ending the other {others}") };
         self.say(&format!("rank {rank} (pid {pid}) {}{rest}", ending::cause_in_full(exit)));
