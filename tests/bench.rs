@@ -6,6 +6,7 @@ mod not_run;
 mod unshared;
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -532,4 +533,24 @@ fn ranks_of_a_host_without_any_network_meet_in_a_directory() {
         .output()
         .expect("the ranks can be run");
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn who_finds_a_stranger_at_the_port_of_the_store_says_so_while_it_waits() {
+    let stranger = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+    let place = stranger.local_addr().expect("it has a port").to_string();
+    let mut rank = Command::new(env!("CARGO_BIN_EXE_unisono-bench"))
+        .args(["barrier", "--timeout", "30"])
+        .envs([("UNISONO_RANK", "0"), ("UNISONO_SIZE", "2"), ("UNISONO_STORE", &format!("tcp://{place}"))])
+        .env("UNISONO_LOG", "warn")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the benchmark can be run");
+    let lines = BufReader::new(rank.stderr.take().expect("it is piped")).lines();
+    let told = lines.map_while(Result::ok).find(|line| line.contains("trying again until the deadline"));
+    rank.kill().expect("it is there");
+    rank.wait().expect("it is this process's");
+    let told = told.expect("it says so");
+    assert!(told.contains(&place) && told.contains("another program may use the port"), "{told}");
 }

@@ -190,6 +190,7 @@ fn first_at_tcp(
     is_over(None);
     // A port that was in use a moment ago may be free soon: its process is just ending.
     let patience = deadline.min(Deadline::after(PORT_PATIENCE));
+    let mut told = false;
     loop {
         let taken = match serve(host, port, secret, must_serve)? {
             Serving::Here(server) => {
@@ -208,7 +209,10 @@ fn first_at_tcp(
                     if deadline.expired() {
                         return Err(error);
                     }
-                    log::info!("{error}");
+                    // It may take minutes until somebody is told by an error.
+                    if !std::mem::replace(&mut told, true) {
+                        log::warn!("{error}; trying again until the deadline");
+                    }
                 }
                 outcome => {
                     let store = Arc::new(outcome?);
