@@ -295,7 +295,7 @@ pub(crate) fn options(rank: u32, size: u32, rendezvous: Rendezvous, name: &str) 
         rendezvous,
         name: name.into(),
         timeout: meeting_timeout()?,
-        interface: unique_id::interface(),
+        interface: unique_id::interface()?,
         transports: None,
         host: host(),
     })

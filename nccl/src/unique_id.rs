@@ -1,5 +1,6 @@
 //! Unique ids, and the servers behind them.
 
+use std::collections::BTreeSet;
 use std::ffi::c_char;
 
 use unisono::rendezvous::id::{ID_BYTES, UniqueId, served};
@@ -11,7 +12,7 @@ use unisono::sys::global::Global;
 use unisono::sys::interfaces::{self, InterfaceAddress};
 
 use crate::abi::{ncclResult_t, ncclUniqueId};
-use crate::error::{Result, SUCCESS, guard, out};
+use crate::error::{Result, SUCCESS, fail, guard, out};
 use crate::settings;
 
 /// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
@@ -42,7 +43,7 @@ pub(crate) fn serve() -> Result<[u8; ID_BYTES]> {
     if let Err(error) = OpenFiles::most() {
         log::debug!("the limit of open files stays as it is: {error}");
     }
-    served::create(interface().as_deref())
+    served::create(interface()?.as_deref())
 }
 
 /// The id of the place that NCCL_COMM_ID names.
@@ -84,11 +85,11 @@ struct ServedPlace {
 
 /// The interface that the environment names: UNISONO_INTERFACE or, as NCCL's users do it, NCCL_SOCKET_IFNAME. `None`: the
 /// library chooses.
-pub(crate) fn interface() -> Option<String> {
+pub(crate) fn interface() -> Result<Option<String>> {
     if let Some(wanted) = unisono::settings::get("UNISONO_INTERFACE") {
-        return Some(wanted);
+        return Ok(Some(wanted));
     }
-    let named = settings::get("NCCL_SOCKET_IFNAME")?;
+    let Some(named) = settings::get("NCCL_SOCKET_IFNAME") else { return Ok(None) };
     let up: Vec<InterfaceAddress> =
         interfaces::list().unwrap_or_default().into_iter().filter(|interface| interface.up).collect();
     let default = Interface::choose(None).map(|interface| interface.name).unwrap_or_default();
@@ -96,28 +97,29 @@ pub(crate) fn interface() -> Option<String> {
 }
 
 /// What NCCL_SOCKET_IFNAME means: beginnings of names, whole ones after "=", none of them after "^". The library's `default`
-/// goes before others, and loopback comes last. A name that no interface has stands, for an error that tells which there are.
-fn named_by(list: &str, up: &[InterfaceAddress], default: &str) -> Option<String> {
+/// goes before others, and loopback comes last. `None` where it names nothing; refused where no interface is as it says.
+fn named_by(list: &str, up: &[InterfaceAddress], default: &str) -> Result<Option<String>> {
     let list = list.trim();
     let (excludes, rest) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
     let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
     // A port behind a name is for devices that have several.
     let names = || rest.split(',').filter_map(|name| name.split(':').next()).filter(|name| !name.is_empty());
-    let first = names().next()?;
+    if names().next().is_none() {
+        return Ok(None);
+    }
     let fits = |interface: &&InterfaceAddress| {
         let named =
             |name: &str| if exact { interface.name == name } else { interface.name.starts_with(name) };
         names().any(named) != excludes
     };
     let best = up.iter().filter(fits).min_by_key(|interface| (interface.name != default, interface.loopback));
-    match best {
-        Some(interface) => Some(interface.name.clone()),
-        None if excludes => {
-            log::warn!("NCCL_SOCKET_IFNAME={list} leaves no interface: the library chooses one");
-            None
-        }
-        None => Some(first.to_owned()),
-    }
+    let Some(interface) = best else {
+        let there: BTreeSet<&str> = up.iter().map(|interface| interface.name.as_str()).collect();
+        let there: Vec<&str> = there.into_iter().collect();
+        let there = if there.is_empty() { "none".into() } else { there.join(", ") };
+        fail!(InvalidArgument, "NCCL_SOCKET_IFNAME={list} fits no interface that is up; there are {there}");
+    };
+    Ok(Some(interface.name.clone()))
 }
 
 /// The id of these bytes, as clients have it.
@@ -171,12 +173,18 @@ mod tests {
             ("^eth,docker", "ib0"),
             ("^=eth0", "docker0"),
             ("^docker,eth,ib", "lo"),
-            ("wlan", "wlan"),
-            ("=eth", "eth"),
         ] {
-            assert_eq!(named(list).as_deref(), Some(name), "{list}");
+            assert_eq!(named(list).unwrap().as_deref(), Some(name), "{list}");
         }
-        assert_eq!(named(""), None);
-        assert_eq!(named("^lo,docker,eth,ib"), None);
+        assert_eq!(named("").unwrap(), None);
+        for list in ["wlan", "=eth", "^lo,docker,eth,ib"] {
+            let error = named(list).expect_err("it fits none");
+            assert_eq!(
+                error.text(),
+                format!(
+                    "NCCL_SOCKET_IFNAME={list} fits no interface that is up; there are docker0, eth0, eth10, ib0, lo"
+                )
+            );
+        }
     }
 }
