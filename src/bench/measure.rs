@@ -9,7 +9,7 @@ use super::{sparse, values};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::{Call, Context};
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::sys::process::CpuBinding;
 
@@ -76,7 +76,7 @@ impl Rank {
         let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
         Ok(Rank {
             contexts,
-            buffers: Buffers { input: Buffer::new(largest), output: Buffer::new(largest) },
+            buffers: Buffers { input: Buffer::new(largest)?, output: Buffer::new(largest)? },
             pace: Pace {
                 iterations: options.iterations.map(|iterations| u64::from(iterations.get())),
                 warmup: options.warmup,
@@ -159,7 +159,7 @@ impl Rank {
 /// Has the library start the threads of this context that help with long messages and with long local work, by calls that
 /// have both on every rank: each has what processors the thread has that starts it.
 fn start_helpers(context: &Context) -> Result<()> {
-    let (mut input, mut output) = (Buffer::new(HELPED), Buffer::new(HELPED));
+    let (mut input, mut output) = (Buffer::new(HELPED)?, Buffer::new(HELPED)?);
     for kind in [Kind::Broadcast, Kind::Allreduce] {
         let request = Request {
             kind,
@@ -345,10 +345,15 @@ impl Buffer {
     const PAGE: usize = 4096;
 
     /// At least `len` bytes, all of them touched.
-    fn new(len: usize) -> Buffer {
-        let memory = vec![1; len + 2 * Buffer::PAGE];
+    fn new(len: usize) -> Result<Buffer> {
+        let all = len.saturating_add(2 * Buffer::PAGE);
+        let mut memory = Vec::new();
+        if memory.try_reserve_exact(all).is_err() {
+            fail!(OutOfMemory, "no memory for a buffer of {len} bytes");
+        }
+        memory.resize(all, 1);
         let start = memory.as_ptr().align_offset(Buffer::PAGE);
-        Buffer { memory, start }
+        Ok(Buffer { memory, start })
     }
 
     fn bytes(&mut self, from: usize, len: usize) -> &mut [u8] {
@@ -364,7 +369,14 @@ impl Buffer {
 mod tests {
     use super::*;
     use crate::communicator::{Options as ContextOptions, Rendezvous};
+    use crate::error::Status;
     use crate::rendezvous::hash::HashStore;
+
+    #[test]
+    fn a_size_that_no_memory_has_is_an_error() {
+        let error = Buffer::new(usize::MAX / 4).err().expect("there is no memory");
+        assert_eq!(error.status(), Status::OutOfMemory);
+    }
 
     #[test]
     fn the_budget_bounds_iterations_also_where_nothing_is_run_before() {

@@ -92,6 +92,9 @@ impl Role {
             return Ok(Role::Checker);
         }
         let task = options.task().map_err(|text| Error::new(Status::InvalidArgument, text))?;
+        if let Some(text) = options.no_size() {
+            fail!(InvalidArgument, "{text}");
+        }
         if let Some(name) = options.shared_name() {
             fail!(
                 InvalidUsage,

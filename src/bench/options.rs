@@ -133,7 +133,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "LEVEL", default_value = "off", value_parser = overlap)]
     pub(super) pdl: Overlap,
 
-    /// Transports: shm, tcp, or auto, the library's choice [default: shm; with --device auto]
+    /// Transports: shm, tcp, or auto, the library's choice [default: shm; with --device or --hosts auto]
     #[arg(short = 't', long, value_name = "NAME,…", value_delimiter = ',', value_parser = transport)]
     transports: Vec<Transport>,
 
@@ -250,7 +250,7 @@ impl Options {
 
     /// The transports, as given or as usual.
     pub(super) fn transports(&self) -> Vec<Transport> {
-        match (self.transports.is_empty(), self.on_device()) {
+        match (self.transports.is_empty(), self.on_device() || self.hosts.is_some()) {
             (false, _) => self.transports.clone(),
             (true, false) => vec![Transport::SharedMemory],
             (true, true) => vec![Transport::Automatic],
@@ -291,6 +291,12 @@ impl Options {
         (!self.sizes.is_empty()).then_some(&self.sizes[..])
     }
 
+    /// What is wrong with the sizes: there is none.
+    pub(super) fn no_size(&self) -> Option<String> {
+        let none = self.sizes().is_empty();
+        none.then(|| format!("-b {} is more than -e {}: there is no size", self.min_bytes, self.max_bytes))
+    }
+
     /// The sizes in bytes, as given.
     pub(super) fn sizes(&self) -> Vec<u64> {
         if !self.sizes.is_empty() {
@@ -328,6 +334,9 @@ mod tests {
         assert_eq!(parse(&["-b", "0", "-e", "24", "-i", "8"]).sizes(), [0, 8, 16, 24]);
         assert_eq!(parse(&["-b", "0"]).sizes(), [0]);
         assert_eq!(parse(&["--sizes", "1K,3,2M"]).sizes(), [1024, 3, 2 << 20]);
+        assert_eq!(parse(&["-b", "8", "-e", "8"]).no_size(), None);
+        let none = parse(&["-b", "64", "-e", "8"]).no_size();
+        assert_eq!(none.as_deref(), Some("-b 64 is more than -e 8: there is no size"));
         for bad in ["-1", "K", "1T", "", "999999999999G"] {
             assert!(bytes(bad).is_err(), "{bad}");
         }
@@ -362,6 +371,7 @@ mod tests {
             (device.transports(), device.libraries()),
             (vec![Transport::Automatic], vec![Library::Native])
         );
+        assert_eq!(parse(&["--ranks", "2", "--hosts", "2"]).transports(), [Transport::Automatic]);
         assert!(!host.on_device() && device.on_device() && parse(&["--library", "native"]).on_device());
     }
 

@@ -74,7 +74,8 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         let secret = match secret {
             Some(secret) => secret,
             None => share_secret(rank, &notice, &prefix, deadline).map_err(|error| {
-                error.context(format_args!("rank {rank} of {size} waits for rank 0 to join '{name}'"))
+                let does = if rank == 0 { "cannot" } else { "waits for rank 0 to" };
+                error.context(format_args!("rank {rank} of {size} {does} join '{name}'"))
             })?,
         };
         let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);

@@ -50,6 +50,41 @@ impl Store for Stopped {
     }
 }
 
+/// A store that counts, and keeps nothing.
+struct Full(HashStore);
+
+impl Store for Full {
+    fn set(&self, _key: &str, _value: &[u8], _deadline: Deadline) -> Result<()> {
+        fail!(System, "no room")
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.0.get(key, deadline)
+    }
+
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        self.0.try_get(key, deadline)
+    }
+
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        self.0.add(key, amount, deadline)
+    }
+
+    fn describe(&self) -> String {
+        "a full store".into()
+    }
+}
+
+#[test]
+fn a_rank_0_that_cannot_tell_the_secret_does_not_wait_for_itself() {
+    let (store, deadline) = (Full(HashStore::new()), Deadline::after(Duration::from_secs(20)));
+    let (name, options) = ("full", Ok(Options::default()));
+    let meeting =
+        Meeting { rank: 0, size: 2, name, store: &store, secret: None, options, deadline, recalled: None };
+    let error = meet(meeting).err().expect("the store takes nothing");
+    assert_eq!(error.text(), "rank 0 of 2 cannot join 'full': no room");
+}
+
 #[test]
 fn a_lost_peer_is_reported_though_the_launcher_says_nothing() {
     let [group, _other] = pair(true);
