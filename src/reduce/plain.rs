@@ -67,7 +67,9 @@ impl<T: Bits, const N: usize> BitLanes for [T; N] {
 
 macro_rules! short_float {
     ($load:ident, $store:ident, $bits:ty, $widen:path, $narrow:path) => {
-        #[inline(always)]
+        // Where the least of several levels alone uses it, less code is better than speed.
+        #[cfg_attr(target_arch = "x86_64", inline(never))]
+        #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
         unsafe fn $load(from: *const u8) -> Self {
             // SAFETY: the caller's promise.
             let bits = unsafe { from.cast::<[$bits; N]>().read_unaligned() };
@@ -78,16 +80,31 @@ macro_rules! short_float {
             lanes
         }
 
-        #[inline(always)]
+        #[cfg_attr(target_arch = "x86_64", inline(never))]
+        #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
         unsafe fn $store(self, into: *mut u8) {
-            let mut bits = [0; N];
-            for lane in 0..N {
-                bits[lane] = $narrow(self[lane]) as $bits;
-            }
             // SAFETY: the caller's promise.
-            unsafe { into.cast::<[$bits; N]>().write_unaligned(bits) }
+            unsafe { store_each(self, |lane| $narrow(lane) as $bits, into) }
         }
     };
+}
+
+/// Stores what `narrow` makes of each lane.
+///
+/// # Safety
+/// `into` is writable for so many.
+#[inline(always)]
+pub(super) unsafe fn store_each<T: Copy + Default, const N: usize>(
+    lanes: [f32; N],
+    narrow: impl Fn(f32) -> T,
+    into: *mut u8,
+) {
+    let mut bits = [T::default(); N];
+    for lane in 0..N {
+        bits[lane] = narrow(lanes[lane]);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { into.cast::<[T; N]>().write_unaligned(bits) }
 }
 
 impl<const N: usize> FloatLanes for [f32; N] {

@@ -52,6 +52,14 @@ impl Level {
 
 /// A level at compile time.
 trait Target {
+    /// How many it takes at a time, by their type.
+    type I8: Lanes;
+    type U8: BitLanes;
+    type I32: Lanes;
+    type U32: BitLanes;
+    type I64: Lanes;
+    type U64: BitLanes;
+    type F64: Lanes;
     /// What the types that accumulate in `f32` use.
     type Floats: FloatLanes;
     /// The loop, compiled for this level.
@@ -61,13 +69,42 @@ trait Target {
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>);
 }
 
+/// What levels take at a time that processors have.
+macro_rules! wide {
+    () => {
+        type I8 = [i8; 64];
+        type U8 = [u8; 64];
+        type I32 = [i32; 16];
+        type U32 = [u32; 16];
+        type I64 = [i64; 8];
+        type U64 = [u64; 8];
+        type F64 = [f64; 8];
+    };
+}
+
 struct Baseline;
 
+/// Hardly any processor has no more than this: less code is better than speed.
+#[cfg(target_arch = "x86_64")]
 impl Target for Baseline {
-    // Hardly any processor has no more than this: less code is better than speed. Elsewhere it is what all have.
-    #[cfg(target_arch = "x86_64")]
+    type I8 = [i8; 16];
+    type U8 = [u8; 16];
+    type I32 = [i32; 4];
+    type U32 = [u32; 4];
+    type I64 = [i64; 2];
+    type U64 = [u64; 2];
+    type F64 = [f64; 2];
     type Floats = [f32; 4];
-    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { fold::<L, C, O>(call) }
+    }
+}
+
+/// What all processors have.
+#[cfg(not(target_arch = "x86_64"))]
+impl Target for Baseline {
+    wide!();
     type Floats = [f32; 16];
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
         // SAFETY: the caller's promise.
@@ -80,6 +117,7 @@ struct Avx2;
 
 #[cfg(target_arch = "x86_64")]
 impl Target for Avx2 {
+    wide!();
     type Floats = super::x86::Avx2Floats;
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
@@ -93,6 +131,7 @@ struct Avx512;
 
 #[cfg(target_arch = "x86_64")]
 impl Target for Avx512 {
+    wide!();
     type Floats = super::x86::Avx512Floats;
     #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
@@ -103,14 +142,14 @@ impl Target for Avx512 {
 
 fn select<T: Target>(dtype: DataType, operator: &Operator) -> Option<Kernel> {
     match dtype {
-        DataType::I8 => integer::<T, [i8; 64], [u8; 64]>(operator),
-        DataType::U8 => integer::<T, [u8; 64], [u8; 64]>(operator),
-        DataType::I32 => integer::<T, [i32; 16], [u32; 16]>(operator),
-        DataType::U32 => integer::<T, [u32; 16], [u32; 16]>(operator),
-        DataType::I64 => integer::<T, [i64; 8], [u64; 8]>(operator),
-        DataType::U64 => integer::<T, [u64; 8], [u64; 8]>(operator),
+        DataType::I8 => integer::<T, T::I8, T::U8>(operator),
+        DataType::U8 => integer::<T, T::U8, T::U8>(operator),
+        DataType::I32 => integer::<T, T::I32, T::U32>(operator),
+        DataType::U32 => integer::<T, T::U32, T::U32>(operator),
+        DataType::I64 => integer::<T, T::I64, T::U64>(operator),
+        DataType::U64 => integer::<T, T::U64, T::U64>(operator),
         DataType::F32 => arithmetic::<T, T::Floats, Same>(operator),
-        DataType::F64 => arithmetic::<T, [f64; 8], Same>(operator),
+        DataType::F64 => arithmetic::<T, T::F64, Same>(operator),
         DataType::F16 => arithmetic::<T, T::Floats, F16>(operator),
         DataType::Bf16 => arithmetic::<T, T::Floats, Bf16>(operator),
         DataType::F8E4M3 => arithmetic::<T, T::Floats, F8E4M3>(operator),

@@ -4,7 +4,9 @@
 
 use std::arch::x86_64::*;
 
+use super::convert::{E4M3, E5M2};
 use super::kernel::{FloatLanes, Lanes};
+use super::plain::store_each;
 
 /// 16 lanes for processors with AVX2 and F16C.
 #[derive(Clone, Copy)]
@@ -224,7 +226,7 @@ impl FloatLanes for Avx2Floats {
     #[inline(always)]
     unsafe fn store_e4m3(self, into: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.to_array().store_e4m3(into) }
+        unsafe { store_each(self.to_array(), |lane| E4M3::narrow(lane) as u8, into) }
     }
 
     /// An E5M2 is the upper half of an `f16`.
@@ -240,7 +242,7 @@ impl FloatLanes for Avx2Floats {
     #[inline(always)]
     unsafe fn store_e5m2(self, into: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.to_array().store_e5m2(into) }
+        unsafe { store_each(self.to_array(), |lane| E5M2::narrow(lane) as u8, into) }
     }
 }
 
@@ -354,7 +356,7 @@ impl FloatLanes for Avx512Floats {
     #[inline(always)]
     unsafe fn store_e4m3(self, into: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.to_array().store_e4m3(into) }
+        unsafe { store_each(self.to_array(), |lane| E4M3::narrow(lane) as u8, into) }
     }
 
     /// An E5M2 is the upper half of an `f16`.
@@ -370,6 +372,6 @@ impl FloatLanes for Avx512Floats {
     #[inline(always)]
     unsafe fn store_e5m2(self, into: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.to_array().store_e5m2(into) }
+        unsafe { store_each(self.to_array(), |lane| E5M2::narrow(lane) as u8, into) }
     }
 }
