@@ -149,7 +149,11 @@ if wanted cupy && ! lacks cupy cupy; then
 fi
 
 if wanted jax && ! lacks jax jax; then
-    client jax 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/jax_client.py" "$gpus" --expect unisono
+    if [ "$gpus" -gt 1 ]; then
+        client jax 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/jax_client.py" "$gpus" --expect unisono
+    else
+        skip jax "with one GPU it calls no library"
+    fi
 fi
 
 if wanted contracts && ! lacks contracts torch; then
