@@ -45,6 +45,9 @@ const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// After how long an opening is slow: those who wait for the link in vain are told of it.
 const SLOW: Duration = Duration::from_secs(1);
+/// How long a peer may be out of reach before the engine is told: one that ends says why to those that it is linked with, and they pass
+/// it on.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// How long to leave a peer alone whose Unix socket has too many connections waiting, or to which the kernel passes no
 /// descriptors for now.
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(5);
@@ -85,8 +88,10 @@ struct Outgoing {
     failures: Vec<String>,
     /// What was tried last has failed for what this rank lacks itself, most likely descriptors.
     lacks: bool,
-    /// Not before this moment: the peer is busy.
+    /// Not before this moment: the peer is busy, or about to be given up.
     pause: Option<Instant>,
+    /// Nothing is left to try.
+    ends: bool,
     trial: Option<Trial>,
 }
 
@@ -304,7 +309,15 @@ impl Endpoint {
             (true, true) => excluded.push("TCP: it listens nowhere".to_owned()),
             (false, _) => excluded.push(format!("TCP: {}", self.options.no_tcp)),
         }
-        Outgoing { candidates, excluded, failures: Vec::new(), lacks: false, pause: None, trial: None }
+        Outgoing {
+            candidates,
+            excluded,
+            failures: Vec::new(),
+            lacks: false,
+            pause: None,
+            ends: false,
+            trial: None,
+        }
     }
 
     /// Tries the next candidate, or gives up.
@@ -329,6 +342,9 @@ impl Endpoint {
                     log::debug!("rank {}: {text}; but it is opening the link itself", self.identity.rank);
                     self.abandon_outgoing(core, peer);
                     self.unsettled.push(peer);
+                    return;
+                }
+                if status == Status::PeerFailed && self.waits_for_last_words(core, peer) {
                     return;
                 }
                 return self.refuse(core, peer, Error::new(status, text));
@@ -357,6 +373,18 @@ impl Endpoint {
                 }
             }
         }
+    }
+
+    /// Whether a peer that is out of reach is given up only later.
+    fn waits_for_last_words(&mut self, core: &mut Core, peer: u32) -> bool {
+        let Some(outgoing) = self.outgoing(peer) else { return false };
+        if outgoing.failures.is_empty() || std::mem::replace(&mut outgoing.ends, true) {
+            return false;
+        }
+        let until = Instant::now() + LAST_WORDS;
+        outgoing.pause = Some(until);
+        core.alarm(until, self.shared.id, Alarm::Peer { peer });
+        true
     }
 
     fn start(&mut self, core: &mut Core, peer: u32, candidate: Candidate, name: &str) -> io::Result<Trial> {
