@@ -275,7 +275,7 @@ impl<'a> Parts<'a> {
         let place = || Some(MeetingPlace::Messages(self.gather_words(seat)));
         let Composed { context, group, hosts, .. } = &self.call;
         let (count, max_blocks) = (checked.signature.count, self.call.max_blocks);
-        context.plan_among(group, hosts.relay(), place, checked, (count, max_blocks))
+        context.plan_among(group, hosts.relay(), place, checked, (count, max_blocks), context.cuda().limits())
     }
 
     /// Gathers a few bytes of each of this place's ranks, ahead of the pieces of the next part.

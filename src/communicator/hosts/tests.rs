@@ -283,7 +283,7 @@ impl Rank {
 
     /// Relays what crosses, in pieces of [`PIECE`] bytes however short a call is; calls until there are lanes.
     fn relay(&self) {
-        self.context.cuda().pretend_limits(Limits { piece: PIECE, above: 0 });
+        self.context.cuda().pretend_limits(Limits { piece: PIECE, above: Some(0) });
         let (kind, dtype, operator, root) = (Kind::Allreduce, DataType::U32, Operator::Min, 0);
         let what = What { kind, count: 1, dtype, operator, root };
         let (started, mut all) = (Instant::now(), [0u8; 4]);

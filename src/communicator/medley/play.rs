@@ -145,7 +145,7 @@ impl Player<'_> {
                     agree(context, seat.device, &seat.devices)?;
                 }
                 if setting.carriers == Carriers::Relays {
-                    context.cuda().pretend_limits(Limits { piece: setting.piece, above: 0 });
+                    context.cuda().pretend_limits(Limits { piece: setting.piece, above: Some(0) });
                 }
             }
         }

@@ -15,7 +15,7 @@ use crate::cuda::driver::least_limit;
 use crate::cuda::local::limited;
 use crate::engine::group::Group;
 use crate::engine::staged::Routes;
-use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route, Seat};
+use crate::engine::staged::relay::{Combine, Gather, Limits, MAX_WIRED, MeetingPlace, Plan, Route, Seat};
 use crate::error::Result;
 use crate::reduce::Operator;
 use crate::schedule::Algorithm;
@@ -106,7 +106,11 @@ impl Context {
             None if group.size() <= MAX_WIRED => Some(MeetingPlace::Messages(self.gather_words(options))),
             None => None,
         };
-        self.plan_among(group, group.relay(), place, checked, (count, options.max_blocks))
+        let limits = match group.size() == 2 && group.direct().is_none() {
+            true => self.cuda().limits().between_two(signature.kind),
+            false => self.cuda().limits(),
+        };
+        self.plan_among(group, group.relay(), place, checked, (count, options.max_blocks), limits)
     }
 
     /// How the crew of a seat relays a call of its own, of `count` elements a block and at most `max_blocks` blocks a kernel, if it is one
@@ -118,6 +122,7 @@ impl Context {
         place: impl FnOnce() -> Option<MeetingPlace>,
         checked: &Checked,
         (count, max_blocks): (u64, u32),
+        limits: Limits,
     ) -> Option<Plan> {
         let cuda = self.cuda();
         if !relays(cuda, group) {
@@ -130,7 +135,7 @@ impl Context {
         };
         let (crew, Signature { kind, root, .. }) = (seat.crew(), checked.signature);
         let (element, in_place) = (checked.dtype.size(), checked.alias.is_some());
-        let route = Route::new(kind, crew.number, crew.size, root, count, element, in_place, cuda.limits())?;
+        let route = Route::new(kind, crew.number, crew.size, root, count, element, in_place, limits)?;
         let place = place()?;
         let kernels = limited(cuda.kernels(), least_limit([self.max_blocks(), max_blocks]));
         Some(Plan { seat: seat.clone(), place, route, kernels, combine })

@@ -65,7 +65,7 @@ fn run_far_ahead(kind: Kind, round: u32, limit: Option<usize>) -> Vec<String> {
     let (met, is_sent) = (Barrier::new(2), AtomicBool::new(false));
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
         rank.copy_by_kernels();
-        rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+        rank.context.cuda().pretend_limits(Limits { above: Some(usize::MAX), ..Limits::default() });
         let Place::Group(group) = rank.context.place() else { panic!("a group") };
         let (is_late, endpoint) = (rank.rank == 1, group.endpoint());
         if let (true, Some(limit)) = (is_late, limit) {

@@ -93,7 +93,7 @@ fn sums(count: usize, limits: Limits, body: impl Fn(&Rank, &Told, &Request, &dyn
         rank.context.cuda().pretend_limits(limits);
         rank.context.cuda().pretend_kernels(kernels.clone());
         rank.double.shrink(132);
-        if limits.above < usize::MAX {
+        if limits.above < Some(usize::MAX) {
             rank.warm_up();
         }
         let of_each = [0, 1].map(|from| given(from, 1, count));
@@ -110,7 +110,7 @@ fn sums(count: usize, limits: Limits, body: impl Fn(&Rank, &Told, &Request, &dyn
 
 #[test]
 fn couriers_have_no_more_blocks_than_their_context_and_their_call_allow() {
-    sums(1 << 19, Limits { piece: 1 << 20, above: 0 }, |rank, kernels, sum, find| {
+    sums(1 << 19, Limits { piece: 1 << 20, above: Some(0) }, |rank, kernels, sum, find| {
         // Limits of the context, of the call, and what a sum of so many bytes has then.
         for (context, call, due) in [(0, 0, 16), (6, 0, 6), (6, 3, 3), (0, 12, 12), (1, 1, 3)] {
             rank.context.limit_blocks(context);
@@ -128,7 +128,7 @@ fn couriers_have_no_more_blocks_than_their_context_and_their_call_allow() {
 /// Without a stream side streams copy and combine, by launches of their own: through lanes that others combine from, or staged.
 #[test]
 fn side_streams_have_no_more_blocks_than_their_context_and_their_call_allow() {
-    for above in [0, usize::MAX] {
+    for above in [0, usize::MAX].map(Some) {
         sums(700, Limits { piece: PIECE, above }, |rank, kernels, sum, find| {
             rank.stream().synchronize(Deadline::NEVER).expect("it is filled");
             for (context, call, limit) in [(0, 0, 0), (6, 0, 6), (6, 3, 3), (0, 12, 12)] {
@@ -149,7 +149,7 @@ fn side_streams_have_no_more_blocks_than_their_context_and_their_call_allow() {
 fn what_cannot_be_loaded_is_tried_once_in_a_minute() {
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
         let kernels = Told::new(rank, false);
-        rank.context.cuda().pretend_limits(Limits { piece: PIECE, above: 0 });
+        rank.context.cuda().pretend_limits(Limits { piece: PIECE, above: Some(0) });
         rank.context.cuda().pretend_kernels(kernels.clone());
         let mut round = 0;
         let mut tries_after_a_call = || {

@@ -93,7 +93,7 @@ fn a_program_may_load_kernels_at_any_moment() {
                 rank.relay();
             } else {
                 rank.copy_by_kernels();
-                rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+                rank.context.cuda().pretend_limits(Limits { above: Some(usize::MAX), ..Limits::default() });
             }
             first_calls(rank)
         });
@@ -293,7 +293,7 @@ fn a_courier_leaves_although_somebody_looks_who_passes_over_the_call_that_is_hel
     let [is_held, is_over] = [(); 2].map(|()| AtomicBool::new(false));
     let complaints = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
         rank.copy_by_kernels();
-        rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+        rank.context.cuda().pretend_limits(Limits { above: Some(usize::MAX), ..Limits::default() });
         let long = rank.memory(&[1; LONG]);
         let sum = |count| request(Kind::Allreduce, long, long, count, 0);
         let start = |count, call: &Call| rank.start(&sum(count), call).expect("it starts");
@@ -343,7 +343,7 @@ fn make_pinned_memory_scarce(rank: &Rank) {
 
 /// There is none for pieces of so many elements.
 fn make_it_scarce(rank: &Rank, elements: usize) {
-    rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+    rank.context.cuda().pretend_limits(Limits { above: Some(usize::MAX), ..Limits::default() });
     let first = exercise(rank, Kind::Allreduce, 37, false, 0).expect("it starts");
     first.wait(deadline()).expect("it ends well");
     assert_eq!(rank.drain(), Vec::<String>::new());
@@ -551,7 +551,7 @@ fn a_call_whose_stream_waits_asks_nothing_of_what_others_have_left() {
     let met = Barrier::new(2);
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
         rank.copy_by_kernels();
-        rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+        rank.context.cuda().pretend_limits(Limits { above: Some(usize::MAX), ..Limits::default() });
         exercise(rank, Kind::Allreduce, 201, false, 0)
             .expect("it starts")
             .wait(deadline())

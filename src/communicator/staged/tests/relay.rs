@@ -9,7 +9,7 @@ use crate::engine::group::Group;
 use crate::engine::staged::relay::{Held, Limits};
 
 /// Pieces of 64 elements of 4 bytes, however short the call is.
-const LIMITS: Limits = Limits { piece: PIECE, above: 0 };
+const LIMITS: Limits = Limits { piece: PIECE, above: Some(0) };
 
 /// Elements: one, odd, four pieces, and more pieces than lanes.
 const COUNTS: [usize; 4] = [1, 37, 201, 700];
@@ -98,7 +98,7 @@ impl Rank {
 /// Pieces that connections carry in many parcels, more than there are movers, and whose socket is full at times.
 #[test]
 fn long_pieces_are_right_in_whatever_order_their_parts_come() {
-    const LONG: Limits = Limits { piece: 1 << 20, above: 0 };
+    const LONG: Limits = Limits { piece: 1 << 20, above: Some(0) };
     for (size, order) in [(2, Order::Eager), (3, Order::RoundRobin)] {
         let complaints = ranks(size, "tcp", order, |rank| {
             rank.context.cuda().pretend_limits(LONG);

@@ -37,13 +37,34 @@ const MOST_WHOLE: usize = 8 * 1024 * 1024;
 pub struct Limits {
     /// The most bytes of a piece that a rank contributes.
     pub piece: usize,
-    /// Shorter calls are exchanged by the host: a rank contributes more than this.
-    pub above: usize,
+    /// Shorter calls are exchanged by the host: a rank contributes more than this. `None`: as is quickest.
+    pub above: Option<usize>,
 }
+
+impl Limits {
+    /// Those of a group of two ranks between which there are messages alone.
+    pub fn between_two(self, kind: Kind) -> Limits {
+        // Two H200s as two hosts, on a stream, relayed and staged, three rounds in turn, µs: a reduction to one of 128 and 192 KiB 51 to 52 and 35 to
+        // 37, 54 to 56 and 53 to 67; a reduce_scatter of 128 and 192 KiB 60 to 62 and 56, 64 and 67 to 70; a broadcast of 96 and 128 KiB 32 and 27
+        // to 28, 33 to 34 and 35 to 42; an allreduce of 80 and 112 KiB 62 to 64 and 59, 64 to 66 and 70 to 72; an allgather of 32 and 40 KiB of each
+        // 40 and 38 to 40, 38 to 41 and 42 to 43.
+        let above = match kind {
+            Kind::Reduce | Kind::ReduceScatter => 128 * 1024,
+            Kind::Broadcast => 96 * 1024,
+            Kind::Allreduce => 80 * 1024,
+            Kind::Allgather => 32 * 1024,
+            _ => ABOVE,
+        };
+        Limits { above: self.above.or(Some(above)), ..self }
+    }
+}
+
+/// Among others shorter calls than these are not relayed.
+const ABOVE: usize = 64 * 1024;
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { piece: INPUT_BYTES, above: 64 * 1024 }
+        Limits { piece: INPUT_BYTES, above: None }
     }
 }
 
@@ -108,7 +129,7 @@ impl Route {
         };
         let count = usize::try_from(count).ok()?;
         let bytes = count.checked_mul(element)?.checked_mul(blocks)?;
-        if bytes <= limits.above {
+        if bytes <= limits.above.unwrap_or(ABOVE) {
             return None;
         }
         // So many pieces that all lanes are in use, if they are not too small for it.
@@ -392,7 +413,7 @@ mod tests {
 
     #[test]
     fn every_rank_obtains_what_is_its() {
-        let limits = Limits { piece: 256, above: 0 };
+        let limits = Limits { piece: 256, above: Some(0) };
         for (size, root, count) in [(2, 0, 1), (2, 1, 1000), (3, 2, 701), (5, 1, 64), (4, 0, 513)] {
             let at = |rank: u32, index: usize| 1000 * (rank + 1) + index as u32;
             let sum = |index: usize| (0..size).map(|rank| at(rank, index)).sum::<u32>();
@@ -418,6 +439,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_two_ranks_relay_is_what_takes_them_longer_staged() {
+        let relayed = |kind, limits: Limits, kib: u64| {
+            Route::new(kind, 0, 2, 0, kib << 10, 1, false, limits.between_two(kind)).is_some()
+        };
+        let own = Limits::default();
+        for (kind, kib) in
+            [(Kind::Reduce, 128), (Kind::Broadcast, 96), (Kind::Allgather, 32), (Kind::Gather, 64)]
+        {
+            assert!(!relayed(kind, own, kib) && relayed(kind, own, kib + 1), "{kind:?}");
+        }
+        // Of two blocks.
+        assert!(!relayed(Kind::ReduceScatter, own, 64) && relayed(Kind::ReduceScatter, own, 65));
+        assert!(relayed(Kind::Reduce, Limits { above: Some(0), ..own }, 1));
     }
 
     #[test]
