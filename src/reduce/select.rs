@@ -82,30 +82,34 @@ macro_rules! wide {
     };
 }
 
-struct Baseline;
-
-/// Hardly any processor has no more than this: less code is better than speed.
+/// What the least level takes. Hardly any processor has no more than that: less code is better than speed.
 #[cfg(target_arch = "x86_64")]
-impl Target for Baseline {
-    type I8 = [i8; 16];
-    type U8 = [u8; 16];
-    type I32 = [i32; 4];
-    type U32 = [u32; 4];
-    type I64 = [i64; 2];
-    type U64 = [u64; 2];
-    type F64 = [f64; 2];
-    type Floats = [f32; 4];
-    unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { fold::<L, C, O>(call) }
-    }
+macro_rules! least {
+    () => {
+        type I8 = [i8; 16];
+        type U8 = [u8; 16];
+        type I32 = [i32; 4];
+        type U32 = [u32; 4];
+        type I64 = [i64; 2];
+        type U64 = [u64; 2];
+        type F64 = [f64; 2];
+        type Floats = [f32; 4];
+    };
 }
 
-/// What all processors have.
+/// What the only level takes.
 #[cfg(not(target_arch = "x86_64"))]
+macro_rules! least {
+    () => {
+        wide!();
+        type Floats = [f32; 16];
+    };
+}
+
+struct Baseline;
+
 impl Target for Baseline {
-    wide!();
-    type Floats = [f32; 16];
+    least!();
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
         // SAFETY: the caller's promise.
         unsafe { fold::<L, C, O>(call) }
