@@ -28,11 +28,13 @@ struct Deed {
     // Writes an order on its slip.
     u32 desk, number;
     u32 field[FIELDS];
+    // What stands on the back.
+    u32 back[BACK_WORDS];
 };
 
 // The host beside couriers, as a kernel of its own.
 struct Host {
-    Desk *desks;
+    Stand *stand;
     const Deed *deeds;
     u64 count;
     u32 blocks[DESKS];
@@ -46,14 +48,18 @@ ENTRY(unisono_double_host, unisono::Host, 1, 1) {
         const Deed &deed = call.deeds[i];
         for (const auto &behind : deed.behind) {
             for (u32 block = 0; behind.number != 0 && block < call.blocks[behind.desk]; block++) {
-                const u32 *done = &call.desks[behind.desk].done[block];
+                const u32 *done = &call.stand->desk[behind.desk].done[block];
                 while (static_cast<int>(load_acquire(done) - behind.number) < 0) pause();
             }
         }
         for (u64 at = 0; at < deed.bytes; at++) store_plain(deed.to + at, load_byte(deed.from + at));
+        const u64 numbered = static_cast<u64>(deed.number) << 32;
+        const u32 slip = deed.number % SLIPS;
+        for (u32 word = 0; word < deed.field[ON_BACK]; word++) {
+            store_relaxed(&call.stand->back[deed.desk - 1][slip][word], numbered | deed.back[word]);
+        }
         for (u32 field = 0; field < FIELDS; field++) {
-            store_release(&call.desks[deed.desk].slip[deed.number % SLIPS].field[field],
-                          static_cast<u64>(deed.number) << 32 | deed.field[field]);
+            store_release(&call.stand->desk[deed.desk].slip[slip].field[field], numbered | deed.field[field]);
         }
     }
 }

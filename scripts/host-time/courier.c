@@ -8,8 +8,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { SLIPS = 64, FIELDS = 8, BLOCKS = 16, DESKS = 3, MOST_STREAMS = 64, NAP_NANOSECONDS = 2000 };
-enum { CARRY_BEHIND = 1, LEAVE = 3, PLACE = 4 };
+enum { SLIPS = 64, FIELDS = 8, BACK_WORDS = 32, BLOCKS = 16, DESKS = 3, MOST_STREAMS = 64, NAP_NANOSECONDS = 2000 };
+enum { CARRY_BEHIND = 1, LEAVE = 3, PLACE = 4, TELL = 5 };
 
 /* As they lie in pinned memory. */
 struct desk {
@@ -17,9 +17,14 @@ struct desk {
     uint32_t done[BLOCKS], here, apart[15];
 };
 
+struct stand {
+    struct desk desk[DESKS];
+    uint64_t back[DESKS - 1][SLIPS][BACK_WORDS];
+};
+
 /* The parameter of the kernel. */
 struct call {
-    struct desk *desks;
+    struct stand *stand;
     uint32_t near, next[DESKS], blocks[DESKS];
 };
 
@@ -33,9 +38,23 @@ struct courier {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct courier *first, **end = &first;
 
+static void place(uint8_t *to, uint64_t front, const uint64_t *back, uint64_t bytes) {
+    for (uint64_t at = 0; at < bytes; at++) {
+        to[at] = (uint8_t)(bytes > 8 ? back[at / 4] >> at % 4 * 8 : front >> at * 8);
+    }
+}
+
+static void tell(uint64_t *to, const uint8_t *from, uint64_t bytes, uint64_t number) {
+    for (uint64_t at = 0; at < bytes; at += 4) {
+        uint64_t word = number << 32;
+        memcpy(&word, from + at, bytes - at < 4 ? bytes - at : 4);
+        __atomic_store_n(to + at / 4, word, __ATOMIC_RELEASE);
+    }
+}
+
 /* Carries out what is ordered at a desk. */
 static void serve(struct courier *courier, int side) {
-    struct desk *desk = &courier->call.desks[side];
+    struct desk *desk = &courier->call.stand->desk[side];
     while (!courier->gone[side]) {
         uint32_t number = courier->call.next[side], word[FIELDS];
         uint64_t *slip = desk->slip[number % SLIPS];
@@ -45,8 +64,10 @@ static void serve(struct courier *courier, int side) {
             word[i] = (uint32_t)found;
         }
         uint64_t to = word[0] | (uint64_t)word[1] << 32, from = word[2] | (uint64_t)word[3] << 32;
-        if (word[6] <= CARRY_BEHIND) memcpy((void *)to, (const void *)from, word[4] | (uint64_t)word[5] << 32);
-        if (word[6] == PLACE) memcpy((void *)to, &from, word[4]);
+        uint64_t bytes = word[4] | (uint64_t)word[5] << 32;
+        if (word[6] <= CARRY_BEHIND) memcpy((void *)to, (const void *)from, bytes);
+        if (word[6] == PLACE) place((void *)to, from, courier->call.stand->back[side - 1][number % SLIPS], bytes);
+        if (word[6] == TELL) tell((void *)to, (const void *)from, bytes, number);
         courier->gone[side] = word[6] == LEAVE;
         for (uint32_t block = 0; block < courier->call.blocks[side]; block++) {
             __atomic_store_n(&desk->done[block], number, __ATOMIC_RELEASE);
@@ -60,7 +81,7 @@ static int advance(struct courier *courier) {
     int gone = 1;
     for (int side = 0; side < DESKS; side++) {
         if (courier->call.blocks[side] == 0) continue;
-        if (!courier->come) __atomic_store_n(&courier->call.desks[side].here, courier->call.next[side], __ATOMIC_RELEASE);
+        if (!courier->come) __atomic_store_n(&courier->call.stand->desk[side].here, courier->call.next[side], __ATOMIC_RELEASE);
         serve(courier, side);
         gone &= courier->gone[side];
     }

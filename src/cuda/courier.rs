@@ -22,8 +22,8 @@ mod desk;
 #[cfg(test)]
 pub(super) use desk::reader;
 pub(super) use desk::{Action, Order, Stands};
-use desk::{BLOCKS, DESKS, Left, SLIPS, Stand, Words, reaches};
-pub use desk::{Call, Desk, PLACED};
+use desk::{Annex, BLOCKS, DESKS, Left, SLIPS, Stand, reaches};
+pub use desk::{Call, Desk, PLACED, TOLD, Told};
 
 use super::context::Devices;
 use super::driver::least_limit;
@@ -52,7 +52,7 @@ static COMBINERS: Image = Image::new(
 );
 
 /// The most operands that a courier combines.
-pub const MAX_OPERANDS: usize = 8;
+pub const MAX_OPERANDS: usize = kernels::SHEET_OPERANDS;
 
 /// What a courier combines: elements of a type, by an operator, which may stand for others that its kernel does as well.
 pub type Combiner = (DataType, Operator);
@@ -91,15 +91,18 @@ struct Book {
 
 struct Waiting {
     order: Order,
-    sheet: Option<Words>,
+    annex: Annex,
     /// The [`Customer`]; `None`: one who has given up, or nobody, who has it leave.
     of: Option<u32>,
 }
 
-/// Whether the kernel has been launched, will not be, or was refused.
+/// What has become of the kernel: it may be launched yet,
 const NEW: u8 = 0;
+/// it has been,
 const LAUNCHED: u8 = 1;
+/// it will not be, since nobody orders any more, which is no error,
 const VOID: u8 = 2;
+/// or it cannot be: the driver has refused it, or the last who had promised to launch it did not. Whoever waits for it fails.
 const REFUSED: u8 = 3;
 
 /// One launch. All methods from any thread.
@@ -198,7 +201,7 @@ impl Courier {
         self.devices.quiet().begin(self);
         let (blocks, threads, combiner) = self.seal();
         let Stand { address, index, .. } = *self.stand();
-        let call = Call { desks: address as u64, near: index, next: self.first, blocks, threads };
+        let call = Call { stand: address as u64, near: index, next: self.first, blocks, threads };
         launch(&call, combiner).inspect_err(|_| {
             self.state.store(REFUSED, Ordering::Release);
             self.devices.quiet().end();
@@ -348,7 +351,7 @@ impl Courier {
             let mut book = self.book(desk);
             for waiting in &mut book.waiting {
                 if waiting.order.action != Action::Leave && (whose.is_none() || waiting.of == whose) {
-                    *waiting = Waiting { order: Order::NOTHING, sheet: None, of: None };
+                    *waiting = Waiting { order: Order::NOTHING, annex: Annex::Nothing, of: None };
                 }
             }
             let leaves = book.waiting.back().is_some_and(|last| last.order.action == Action::Leave);
@@ -358,7 +361,7 @@ impl Courier {
             }
             if leaves {
                 book.last = Some(book.number());
-                book.waiting.push_back(Waiting { order: Order::LEAVE, sheet: None, of: None });
+                book.waiting.push_back(Waiting { order: Order::LEAVE, annex: Annex::Nothing, of: None });
             }
             self.write_on(desk, &mut book);
         }
@@ -380,16 +383,16 @@ impl Courier {
     }
 
     /// Orders; its number.
-    fn order(&self, desk: Desk, order: Order, sheet: Option<Words>, of: Option<u32>) -> u32 {
+    fn order(&self, desk: Desk, order: Order, annex: Annex, of: Option<u32>) -> u32 {
         let mut book = self.book(desk);
         let number = book.number();
         if order.action == Action::Leave {
             book.last = Some(number);
         }
         if book.waiting.is_empty() && self.has_slip(desk, &mut book, order.action) {
-            self.write(desk, &mut book, order, sheet.as_ref());
+            self.write(desk, &mut book, order, &annex);
         } else {
-            book.waiting.push_back(Waiting { order, sheet, of });
+            book.waiting.push_back(Waiting { order, annex, of });
         }
         number
     }
@@ -400,8 +403,8 @@ impl Courier {
             if !self.has_slip(desk, book, action) {
                 return;
             }
-            if let Some(Waiting { order, sheet, .. }) = book.waiting.pop_front() {
-                self.write(desk, book, order, sheet.as_ref());
+            if let Some(Waiting { order, annex, .. }) = book.waiting.pop_front() {
+                self.write(desk, book, order, &annex);
             }
         }
     }
@@ -420,14 +423,14 @@ impl Courier {
         true
     }
 
-    fn write(&self, desk: Desk, book: &mut Book, order: Order, sheet: Option<&Words>) {
-        self.stand().write(desk, book.next, order, sheet);
+    fn write(&self, desk: Desk, book: &mut Book, order: Order, annex: &Annex) {
+        self.stand().write(desk, book.next, order, annex);
         book.next = book.next.wrapping_add(1);
     }
 
     fn dismiss(&self) {
         for desk in Desk::ALL {
-            self.order(desk, Order::LEAVE, None, None);
+            self.order(desk, Order::LEAVE, Annex::Nothing, None);
         }
     }
 }
@@ -527,8 +530,8 @@ impl Errand {
         &self.customer
     }
 
-    fn give(&self, desk: Desk, order: Order, sheet: Option<Words>) -> u32 {
-        self.courier().order(desk, order, sheet, Some(self.customer.number))
+    fn give(&self, desk: Desk, (order, annex): (Order, Annex)) -> u32 {
+        self.courier().order(desk, order, annex, Some(self.customer.number))
     }
 
     /// Orders bytes to be carried; the order's number at that desk.
@@ -537,18 +540,25 @@ impl Errand {
     /// Both sides are memory that the courier's device reaches at these addresses, for as long as [`Stream`] says, and the order is
     /// carried out before the courier is gone, if it is.
     pub unsafe fn order(&self, desk: Desk, to: u64, from: u64, bytes: usize) -> u32 {
-        self.give(desk, Order { to, from, bytes: bytes as u64, action: Action::Carry }, None)
+        let order = Order { to, from, bytes: bytes as u64, action: Action::Carry };
+        self.give(desk, (order, Annex::Nothing))
     }
 
-    /// Orders up to [`PLACED`] bytes to be written, which are on their way with the order; its number.
+    /// Orders up to [`PLACED`] bytes to be written, which are on their way with the order, at [`Desk::Store`]; the order's number.
     ///
     /// # Safety
     /// As [`Errand::order`], of `to`.
-    pub unsafe fn place(&self, desk: Desk, to: u64, bytes: &[u8]) -> u32 {
-        let mut word = [0; PLACED];
-        word[..bytes.len()].copy_from_slice(bytes);
-        let from = u64::from_le_bytes(word);
-        self.give(desk, Order { to, from, bytes: bytes.len() as u64, action: Action::Place }, None)
+    pub unsafe fn place(&self, to: u64, bytes: &[u8]) -> u32 {
+        self.give(Desk::Store, Order::place(to, bytes))
+    }
+
+    /// Orders up to [`TOLD`] bytes to be told at `to`, in words of [`Told`], at [`Desk::Load`]; the order's number.
+    ///
+    /// # Safety
+    /// As [`Errand::order`]; at `to` there is room for twice as many.
+    pub unsafe fn tell(&self, to: u64, from: u64, bytes: usize) -> u32 {
+        let order = Order { to, from, bytes: bytes as u64, action: Action::Tell };
+        self.give(Desk::Load, (order, Annex::Nothing))
     }
 
     /// Orders operands to be combined, at [`Desk::Work`], by the kernel that the courier has for that
@@ -558,7 +568,7 @@ impl Errand {
     /// As [`Errand::order`], of everything that `launch` names. It has [`MAX_OPERANDS`] operands at most, and elements alone, each at
     /// a multiple of its size.
     pub unsafe fn combine(&self, launch: Launch) -> u32 {
-        self.give(Desk::Work, Order::COMBINE, Some(launch.words()))
+        self.give(Desk::Work, Order::combine(&launch))
     }
 
     /// As [`Errand::order`] at [`Desk::Work`], of what the order before it wrote.
@@ -567,7 +577,7 @@ impl Errand {
     /// As [`Errand::order`].
     pub unsafe fn order_behind(&self, to: u64, from: u64, bytes: usize) -> u32 {
         let order = Order { to, from, bytes: bytes as u64, action: Action::CarryBehind };
-        self.give(Desk::Work, order, None)
+        self.give(Desk::Work, (order, Annex::Nothing))
     }
 }
 
@@ -601,9 +611,10 @@ const PLAIN_CARRIERS: u32 = 3;
 fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
     let networked = |wanted: u32| wanted.min(multiprocessors / 16).max(PLAIN_CARRIERS);
     match (duty.networked, duty.bytes) {
-        (_, 0..=0x4000) => 1,
-        (_, 0x4001..=0x10_0000) | (false, 0x10_0001..=0x40_0000) => 2,
-        (true, 0x10_0001..=0x80_0000) => networked(4),
+        (_, ..=SHORT) => 1,
+        (_, ..=MIB) => 2,
+        (false, ..=FOUR_MIB) => 2,
+        (true, ..=EIGHT_MIB) => networked(4),
         // Others combine beside them, and 8 were no faster there.
         (true, _) => networked(if duty.combiner.is_some() { 4 } else { 8 }),
         (false, _) => PLAIN_CARRIERS,
@@ -612,19 +623,25 @@ fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
 
 /// How many threads a block has: 256 have up to 16 KiB under way at once, and a block of them begins and meets sooner than one of 1024.
 fn threads_for(duty: Duty) -> u32 {
-    if duty.bytes <= 0x4000 && duty.combiner.is_none() { 256 } else { 1024 }
+    if duty.bytes <= SHORT { 256 } else { 1024 }
 }
 
 /// How many blocks combine. Each thread asks for little, so the bus has enough to do with many; but each block takes time to come, to
 /// be told and to leave: an allreduce of 128 KiB through the host takes 44 µs with 4 and 52 with 8, one of 64 MiB 3.4 ms with 4,
 /// 3.0 with 8 and 2.8 with 16 (two H100s).
 fn workers_for(bytes: usize) -> u32 {
-    match bytes {
-        0..=0x4_0000 => 4,
-        0x4_0001..=0x40_0000 => 8,
-        _ => BLOCKS as u32,
-    }
+    let most = [(TINY, 1), (QUARTER_MIB, 4), (FOUR_MIB, 8)];
+    most.into_iter().find(|&(most, _)| bytes <= most).map_or(BLOCKS as u32, |(_, blocks)| blocks)
 }
+
+/// What one block of 256 threads combines with one access of each thread,
+const TINY: usize = 4 << 10;
+/// and what it carries with four.
+const SHORT: usize = 16 << 10;
+const QUARTER_MIB: usize = 256 << 10;
+const MIB: usize = 1 << 20;
+const FOUR_MIB: usize = 4 << 20;
+const EIGHT_MIB: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests;

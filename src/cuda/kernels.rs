@@ -22,6 +22,10 @@ pub static IMAGE: Image = Image::new(
 /// The most operands that one launch folds.
 pub const MAX_OPERANDS: usize = 32;
 
+/// Words of a launch before its operands, and the operands of a sheet: the same in `kernels/combine.cu`.
+const SHEET_HEAD: usize = 5;
+pub(super) const SHEET_OPERANDS: usize = 8;
+
 /// Threads of a block, at most.
 const THREADS: u32 = 256;
 
@@ -111,14 +115,24 @@ impl Launch {
         Launch { absent: absent & !1, ..self }
     }
 
-    /// How many words it has in memory.
-    pub(super) const WORDS: usize = size_of::<Launch>() / 8;
+    /// What it does, if it combines two operands that are elements, and nothing else.
+    pub(super) fn pair(&self) -> Option<Pair> {
+        let Launch { operands: 2, wide: 0, out_wide: 0, scaled: 0, absent: 0, .. } = *self else {
+            return None;
+        };
+        let operand = |at: usize| self.operand[at].expose_provenance() as u64;
+        let out = self.out.expose_provenance() as u64;
+        Some(Pair { out, count: self.count, operands: [operand(0), operand(1)], ranks: self.ranks })
+    }
 
-    /// It, as it lies in memory.
-    pub(super) fn words(&self) -> Box<[u64; Launch::WORDS]> {
+    /// Words of a sheet: the head, as many operands as couriers combine, and as many scalars.
+    pub(super) const SHEET_WORDS: usize = SHEET_HEAD + 2 * SHEET_OPERANDS;
+
+    /// It, as couriers read it.
+    pub(super) fn sheet(&self) -> [u64; Launch::SHEET_WORDS] {
         let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let mut words = Box::new([0; Launch::WORDS]);
-        let (head, rest) = words.split_at_mut(5);
+        let mut words = [0; Launch::SHEET_WORDS];
+        let (head, rest) = words.split_at_mut(SHEET_HEAD);
         head.copy_from_slice(&[
             self.out.expose_provenance() as u64,
             self.count,
@@ -126,22 +140,22 @@ impl Launch {
             both(self.out_wide, self.ranks),
             both(self.scaled, self.absent),
         ]);
-        let (operands, scales) = rest.split_at_mut(MAX_OPERANDS);
+        let (operands, scales) = rest.split_at_mut(SHEET_OPERANDS);
         for (word, operand) in operands.iter_mut().zip(&self.operand) {
             *word = operand.expose_provenance() as u64;
         }
-        scales.copy_from_slice(&self.scale);
+        scales.copy_from_slice(&self.scale[..SHEET_OPERANDS]);
         words
     }
 
-    /// What [`Launch::words`] gave, for the driver double.
+    /// What [`Launch::sheet`] gave, for the driver double.
     #[cfg(test)]
-    pub(super) fn told(words: &[u64; Launch::WORDS], dtype: DataType) -> Told {
+    pub(super) fn told(words: &[u64; Launch::SHEET_WORDS], dtype: DataType) -> Told {
         let (operands, scaled) = (words[2] as u32 as usize, words[4] as u32);
         let operand = |index: usize| {
-            let scale = words[5 + MAX_OPERANDS + index];
+            let scale = words[SHEET_HEAD + SHEET_OPERANDS + index];
             let is_scaled = scaled >> index & 1 == 1;
-            (words[5 + index], if is_scaled { scale_of(dtype, scale) } else { 1.0 })
+            (words[SHEET_HEAD + index], if is_scaled { scale_of(dtype, scale) } else { 1.0 })
         };
         Told {
             out: words[0],
@@ -167,6 +181,24 @@ impl Launch {
     /// For the array of parameters that `cuLaunchKernel` takes: good as long as `self` stays where it is.
     pub fn parameter(&mut self) -> *mut c_void {
         std::ptr::from_mut(self).cast()
+    }
+}
+
+/// What a launch of two operands says that are elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub(super) out: u64,
+    /// Positions.
+    pub(super) count: u64,
+    pub(super) operands: [u64; 2],
+    /// What an average divides by, or 0.
+    pub(super) ranks: u32,
+}
+
+#[cfg(test)]
+impl From<Pair> for Told {
+    fn from(Pair { out, count, operands, ranks }: Pair) -> Told {
+        Told { out, count, ranks, operands: operands.map(|operand| (operand, 1.0)).into() }
     }
 }
 

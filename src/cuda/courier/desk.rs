@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::super::context::Devices;
 use super::super::driver::Grid;
-use super::super::kernels::Launch;
+use super::super::kernels::{Launch, Pair};
 use crate::error::Result;
 
-/// What courier.cuh calls these: desks, slips of one, the most blocks that serve it, and words of a slip.
+/// What courier.cuh calls these: desks, slips of one, the most blocks that serve it, and words of a slip and of its back.
 pub(super) const DESKS: usize = 3;
 pub(super) const SLIPS: u32 = 64;
 pub(super) const BLOCKS: usize = 16;
 pub(super) const FIELDS: usize = 8;
+pub(super) const BACK_WORDS: usize = 32;
 
 /// How many stands there are on a page. Couriers of the first have desks in the memory of their device, too.
 pub(super) const STANDS: usize = 16;
@@ -55,23 +56,58 @@ pub(super) struct Board {
     apart: [u32; 15],
 }
 
-/// A stand: desks, and a sheet for each slip of the last.
+/// A stand: desks, the backs of the slips of all but the first, and a sheet for each slip of the last. The kernel's `Stand` is how it
+/// begins.
 #[repr(C, align(64))]
-struct Room {
-    boards: [Board; DESKS],
+pub(super) struct Room {
+    pub(super) boards: [Board; DESKS],
+    /// Above each word the order's number.
+    backs: [Backs; DESKS - 1],
     sheets: [Sheet; SLIPS as usize],
 }
 
-/// What is combined: a [`Launch`], and as it lies in memory.
-pub(super) type Words = Box<[u64; Launch::WORDS]>;
-type Sheet = [AtomicU64; Launch::WORDS];
+type Backs = [[AtomicU64; BACK_WORDS]; SLIPS as usize];
 
-/// The parameter of the kernels: where the desks are, which of those of the device's memory, the number of the next order at
+/// What is combined by a [`Launch`] of [`MAX_OPERANDS`], as it lies in memory.
+type Sheet = [AtomicU64; Launch::SHEET_WORDS];
+
+/// What an order needs besides its slip.
+pub(in crate::cuda) enum Annex {
+    Nothing,
+    Sheet([u64; Launch::SHEET_WORDS]),
+    Back(Back),
+}
+
+/// What stands on the back of a slip.
+pub(in crate::cuda) struct Back {
+    words: [u32; BACK_WORDS],
+    count: usize,
+}
+
+impl Back {
+    /// Up to [`PLACED`] bytes.
+    fn of(bytes: &[u8]) -> Back {
+        let mut words = [0; BACK_WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks(4)) {
+            let mut whole = [0; 4];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u32::from_le_bytes(whole);
+        }
+        Back { words, count: bytes.len().div_ceil(4) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn words(&self) -> [u32; BACK_WORDS] {
+        self.words
+    }
+}
+
+/// The parameter of the kernels: where the stand is, which of the desks in the device's memory, the number of the next order at
 /// each, and how many blocks serve it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Call {
-    pub(super) desks: u64,
+    pub(super) stand: u64,
     pub(super) near: u32,
     pub(in crate::cuda) next: [u32; DESKS],
     pub(in crate::cuda) blocks: [u32; DESKS],
@@ -85,10 +121,14 @@ impl Call {
         Grid { blocks: self.blocks.iter().sum(), threads: self.threads, shared: 0, overlaps: false }
     }
 
-    /// Where a desk lies.
+    /// Where a desk lies, and the backs of its slips, if they have any.
     #[cfg(test)]
-    pub(in crate::cuda) fn board(&self, desk: Desk) -> u64 {
-        self.desks + (desk as usize * size_of::<Board>()) as u64
+    pub(in crate::cuda) fn board(&self, desk: Desk) -> (u64, u64) {
+        let board = self.stand + (desk as usize * size_of::<Board>()) as u64;
+        let backs = (desk as usize).checked_sub(1).map_or(0, |at| {
+            self.stand + (std::mem::offset_of!(Room, backs) + at * size_of::<Backs>()) as u64
+        });
+        (board, backs)
     }
 }
 
@@ -103,12 +143,23 @@ pub(in crate::cuda) enum Action {
     Combine,
     /// Leave.
     Leave,
-    /// Write up to [`PLACED`] bytes that stand where `from` does.
+    /// Write bytes that stand where `from` does, or on the back if they are more than [`ON_FRONT`].
     Place,
+    /// Write what is at `from` by words of [`Told`].
+    Tell,
+    /// Combine `bytes` elements at `from` with those at the address that the back begins with; behind it stands what an average divides
+    /// by.
+    Pair,
 }
 
-/// The most bytes that stand on a slip itself.
-pub const PLACED: usize = 8;
+/// The most bytes that stand on a slip.
+pub const PLACED: usize = 4 * BACK_WORDS;
+
+/// The most that stand on its front.
+pub(super) const ON_FRONT: usize = 8;
+
+/// The most bytes that are told: more take longer to be read, word by word, than a device takes to say that all are there.
+pub const TOLD: usize = 1024;
 
 /// What stands on a slip.
 #[derive(Clone, Copy, Debug)]
@@ -122,14 +173,73 @@ pub(in crate::cuda) struct Order {
 impl Order {
     pub(super) const LEAVE: Order = Order { to: 0, from: 0, bytes: 0, action: Action::Leave };
     pub(super) const NOTHING: Order = Order { action: Action::Carry, ..Order::LEAVE };
-    /// Of the sheet that goes with it.
-    pub(super) const COMBINE: Order = Order { action: Action::Combine, ..Order::LEAVE };
 
-    pub(super) fn fields(self) -> [u32; FIELDS] {
+    /// To write up to [`PLACED`] bytes to `to`.
+    pub(super) fn place(to: u64, bytes: &[u8]) -> (Order, Annex) {
+        let mut order = Order { to, from: 0, bytes: bytes.len() as u64, action: Action::Place };
+        if bytes.len() > ON_FRONT {
+            debug_assert!(bytes.len() <= PLACED);
+            return (order, Annex::Back(Back::of(bytes)));
+        }
+        let mut word = [0; ON_FRONT];
+        word[..bytes.len()].copy_from_slice(bytes);
+        order.from = u64::from_le_bytes(word);
+        (order, Annex::Nothing)
+    }
+
+    /// To combine. Two operands that are nothing but elements need no sheet, which the device would have to read behind the slip.
+    pub(super) fn combine(launch: &Launch) -> (Order, Annex) {
+        let Some(Pair { out, count, operands: [left, right], ranks }) = launch.pair() else {
+            let order = Order { action: Action::Combine, ..Order::LEAVE };
+            return (order, Annex::Sheet(launch.sheet()));
+        };
+        let mut back = Back::of(&right.to_le_bytes());
+        back.words[back.count] = ranks;
+        back.count += 1;
+        (Order { to: out, from: left, bytes: count, action: Action::Pair }, Annex::Back(back))
+    }
+
+    pub(super) fn fields(self, annex: &Annex) -> [u32; FIELDS] {
         let Order { to, from, bytes, action } = self;
         let halves = |word: u64| [word as u32, (word >> 32) as u32];
         let ([a, b], [c, d], [e, f]) = (halves(to), halves(from), halves(bytes));
-        [a, b, c, d, e, f, action as u32, 0]
+        let on_back = if let Annex::Back(back) = annex { back.count as u32 } else { 0 };
+        [a, b, c, d, e, f, action as u32, on_back]
+    }
+}
+
+/// Bytes that a device tells, in memory of the host that it reaches: each word is four of them below the order's number, so that who
+/// sees it has it, in whatever order the words come.
+#[derive(Clone, Copy, Debug)]
+pub struct Told<'a>(&'a [AtomicU64]);
+
+impl Told<'_> {
+    /// Where `bytes` are to be told: from `at` on, where there is room for twice as many.
+    ///
+    /// # Safety
+    /// It is aligned to 8 bytes, and nothing but the device and this accesses it meanwhile.
+    pub unsafe fn at<'a>(at: *mut u8, bytes: usize) -> Told<'a> {
+        // SAFETY: the caller's promise, and words of memory have values whatever is there.
+        Told(unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), bytes.div_ceil(4)) })
+    }
+
+    /// Forgets what is there: numbers of other couriers may be the same. Before it is ordered.
+    pub fn clear(&self) {
+        self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
+    /// What the order of this number tells, to where the words began; whether all of it has come.
+    pub fn take(&self, number: u32) -> bool {
+        // Those that come last mostly do last.
+        let has_come = |word: &AtomicU64| (word.load(Ordering::Acquire) >> 32) as u32 == number;
+        if !self.0.iter().rev().all(has_come) {
+            return false;
+        }
+        let word = |at: usize| self.0.get(at).map_or(0, |word| word.load(Ordering::Relaxed) & 0xffff_ffff);
+        for at in (0..self.0.len()).step_by(2) {
+            self.0[at / 2].store(u64::to_le(word(at) | word(at + 1) << 32), Ordering::Relaxed);
+        }
+        true
     }
 }
 
@@ -229,18 +339,28 @@ impl Stand {
             .all(|done| reaches(done.load(Ordering::Acquire), number))
     }
 
-    pub(super) fn write(&self, desk: Desk, number: u32, mut order: Order, sheet: Option<&Words>) {
+    pub(super) fn write(&self, desk: Desk, number: u32, mut order: Order, annex: &Annex) {
         let slip = (number % SLIPS) as usize;
-        if let Some(words) = sheet {
-            let sheet = &self.room().sheets[slip];
-            for (word, value) in sheet.iter().zip(&**words) {
-                word.store(*value, Ordering::Relaxed);
+        let numbered = |word: u32| u64::from(number) << 32 | u64::from(word);
+        match annex {
+            Annex::Nothing => {}
+            Annex::Sheet(words) => {
+                let sheet = &self.room().sheets[slip];
+                for (word, value) in sheet.iter().zip(words) {
+                    word.store(*value, Ordering::Relaxed);
+                }
+                order.from = std::ptr::from_ref(sheet).expose_provenance() as u64;
             }
-            order.from = std::ptr::from_ref(sheet).expose_provenance() as u64;
+            // Before the front, so that mostly both are seen at once.
+            Annex::Back(back) => {
+                let words = &self.room().backs[desk as usize - 1][slip];
+                for (word, value) in words.iter().zip(&back.words[..back.count]) {
+                    word.store(numbered(*value), Ordering::Relaxed);
+                }
+            }
         }
-        let slip = &self.board(desk).slips[slip];
-        for (word, field) in slip.iter().zip(order.fields()) {
-            word.store(u64::from(number) << 32 | u64::from(field), Ordering::Release);
+        for (word, field) in self.board(desk).slips[slip].iter().zip(order.fields(annex)) {
+            word.store(numbered(field), Ordering::Release);
         }
     }
 }
@@ -301,7 +421,7 @@ impl Devices {
 pub(in crate::cuda) mod reader {
     use super::*;
 
-    /// A board at `address`, if one is there.
+    /// A board at `address`.
     fn board(address: u64) -> &'static Board {
         // SAFETY: the double keeps freed memory, so a stand's page is there as long as its tasks.
         unsafe { &*std::ptr::with_exposed_provenance::<Board>(address as usize) }
@@ -325,13 +445,55 @@ pub(in crate::cuda) mod reader {
             1 => Action::CarryBehind,
             2 => Action::Combine,
             3 => Action::Leave,
-            _ => Action::Place,
+            4 => Action::Place,
+            5 => Action::Tell,
+            _ => Action::Pair,
         };
         Some(Order { to: wide(0), from: wide(2), bytes: wide(4), action })
     }
 
+    /// What stands on the back of an order's slip: so many bytes.
+    fn back(address: u64, number: u32, bytes: usize) -> Vec<u8> {
+        // SAFETY: as above, of a stand's backs.
+        let backs = unsafe { &*std::ptr::with_exposed_provenance::<Backs>(address as usize) };
+        let back = &backs[(number % SLIPS) as usize];
+        let word = |word: &AtomicU64| {
+            let found = word.load(Ordering::Acquire);
+            assert_eq!((found >> 32) as u32, number, "the back is written before the front");
+            found as u32
+        };
+        let mut back: Vec<u8> =
+            back[..bytes.div_ceil(4)].iter().flat_map(|at| word(at).to_le_bytes()).collect();
+        back.truncate(bytes);
+        back
+    }
+
+    /// The bytes that an order places; `backs`: those of its desk's slips.
+    pub(in crate::cuda) fn placed(order: &Order, backs: u64, number: u32) -> Vec<u8> {
+        let bytes = order.bytes as usize;
+        if bytes > ON_FRONT { back(backs, number, bytes) } else { order.from.to_le_bytes()[..bytes].to_vec() }
+    }
+
+    /// The operands that an order combines.
+    pub(in crate::cuda) fn pair(order: &Order, backs: u64, number: u32) -> Pair {
+        let back = back(backs, number, 12);
+        let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| back[at + byte]));
+        let right = u64::from(half(0)) | u64::from(half(4)) << 32;
+        Pair { out: order.to, count: order.bytes, operands: [order.from, right], ranks: half(8) }
+    }
+
+    /// What a courier tells.
+    pub(in crate::cuda) fn told(bytes: &[u8], number: u32) -> Vec<u8> {
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            (u64::from(number) << 32 | u64::from_le_bytes(word)).to_le_bytes()
+        };
+        bytes.chunks(4).flat_map(word).collect()
+    }
+
     /// What an order says that is to be combined: a [`Launch`].
-    pub(in crate::cuda) fn sheet(order: &Order) -> [u64; Launch::WORDS] {
+    pub(in crate::cuda) fn sheet(order: &Order) -> [u64; Launch::SHEET_WORDS] {
         // SAFETY: a sheet is there for as long as its page, as above.
         let sheet = unsafe { &*std::ptr::with_exposed_provenance::<Sheet>(order.from as usize) };
         std::array::from_fn(|index| sheet[index].load(Ordering::Relaxed))

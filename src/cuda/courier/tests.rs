@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::cuda::double::{Double, DoubleKernels, Order as Turns};
+use crate::cuda::driver::Memory;
 use crate::cuda::local;
 use crate::reduce::Representation;
 
@@ -307,6 +308,53 @@ fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
         assert_eq!(double.complaints(), Vec::<String>::new());
     }
     assert!(refused > 0);
+}
+
+#[test]
+fn what_is_short_is_placed_and_told_by_its_length() {
+    let (double, devices, stream) = given(Turns::RoundRobin);
+    let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
+    let courier = errand.courier().clone();
+    let bytes: Vec<u8> = (0..TOLD).map(|at| (at * 7 + 1) as u8).collect();
+    let rounds = [bytes.clone(), bytes.iter().map(|byte| !byte).collect()];
+    let given = rounds.each_ref().map(|bytes| {
+        let from = double.memory(0, TOLD);
+        double.fill(stream.handle(), 0, from, bytes);
+        from
+    });
+    launch(&courier, &stream, &double).expect("it is launched");
+    let to = double.memory(0, TOLD);
+    for length in [1, 7, 8, 9, 12, PLACED - 1, PLACED] {
+        let before = double.peek(to, TOLD);
+        // SAFETY: the double trusts no address.
+        let order = unsafe { errand.place(to, &bytes[..length]) };
+        while !courier.has_done(Desk::Store, order) {
+            assert!(double.step(), "it has orders");
+        }
+        assert_eq!(double.peek(to, TOLD), [&bytes[..length], &before[length..]].concat(), "{length}");
+    }
+    for length in [1, 3, 4, 5, 8, 13, TOLD] {
+        let at = double.memory_of(Memory::Host, 0, 2 * TOLD + 8);
+        let before = double.peek(at, 2 * TOLD + 8);
+        // SAFETY: it has room for twice as many, and nothing but the double accesses it.
+        let told = unsafe { Told::at(std::ptr::with_exposed_provenance_mut(at as usize), length) };
+        // At the same place, as calls follow each other.
+        for (from, bytes) in given.iter().zip(&rounds) {
+            told.clear();
+            // SAFETY: the double trusts no address.
+            let order = unsafe { errand.tell(at, *from, length) };
+            while !told.take(order) {
+                assert!(double.step(), "it has orders");
+            }
+            assert_eq!(double.peek(at, length), bytes[..length], "{length}");
+        }
+        let used = length.div_ceil(4) * 8;
+        assert_eq!(double.peek(at, 2 * TOLD + 8)[used..], before[used..], "{length}");
+    }
+    drop(errand);
+    double.drain();
+    assert!(courier.is_gone());
+    assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
 /// What is combined is there when the next order carries it, at the same desk.

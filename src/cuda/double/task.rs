@@ -3,7 +3,7 @@
 use super::heap::{Allocation, Heap, pointer};
 use super::*;
 use crate::cuda::courier::{Action, Desk};
-use crate::cuda::kernels::{Launch, is_bitwise};
+use crate::cuda::kernels::{Launch, Told, is_bitwise};
 use crate::cuda::local::Operand;
 use crate::reduce::{self, Representation};
 
@@ -58,7 +58,9 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Carrying {
     device: u32,
+    /// Where desks are, and the backs of their slips.
     boards: [u64; 3],
+    backs: [u64; 3],
     /// Of each desk.
     blocks: [u32; 3],
     combiner: Option<Combiner>,
@@ -77,8 +79,18 @@ impl Carrying {
         holds: &Arc<AtomicBool>,
     ) -> Carrying {
         let courier::Call { next: first, blocks, .. } = *call;
-        let boards = Desk::ALL.map(|desk| call.board(desk));
-        Carrying { device, boards, blocks, combiner, next: Mutex::default(), first, holds: holds.clone() }
+        let boards = Desk::ALL.map(|desk| call.board(desk).0);
+        let backs = Desk::ALL.map(|desk| call.board(desk).1);
+        Carrying {
+            device,
+            boards,
+            backs,
+            blocks,
+            combiner,
+            next: Mutex::default(),
+            first,
+            holds: holds.clone(),
+        }
     }
 
     fn next(&self) -> MutexGuard<'_, Option<[Option<u32>; 3]>> {
@@ -142,8 +154,21 @@ impl Carrying {
                 // Nothing is touched.
                 Action::Carry | Action::CarryBehind if order.bytes == 0 => Ok(()),
                 Action::Carry | Action::CarryBehind => self.carry(&order, heap),
-                Action::Combine => self.combine(&order, heap),
-                Action::Place => self.place(&order, heap),
+                Action::Combine => {
+                    self.combine(Launch::told(&courier::reader::sheet(&order), self.dtype()?), heap)
+                }
+                Action::Pair => {
+                    self.combine(courier::reader::pair(&order, self.backs[at], number).into(), heap)
+                }
+                Action::Place => {
+                    self.write(order.to, &courier::reader::placed(&order, self.backs[at], number), heap)
+                }
+                Action::Tell => {
+                    let from = Place { address: order.from, bytes: order.bytes as usize };
+                    self.check(from, heap)?;
+                    let told = courier::reader::told(heap.slice(from)?, number);
+                    self.write(order.to, &told, heap)
+                }
             };
             courier::reader::done(board, blocks, number);
             return done;
@@ -171,16 +196,20 @@ impl Carrying {
         Ok(())
     }
 
-    fn place(&self, order: &courier::Order, heap: &mut Heap) -> Result<(), String> {
-        let place = Place { address: order.to, bytes: order.bytes as usize };
+    fn write(&self, to: u64, bytes: &[u8], heap: &mut Heap) -> Result<(), String> {
+        let place = Place { address: to, bytes: bytes.len() };
         self.check(place, heap)?;
-        heap.slice_mut(place)?.copy_from_slice(&order.from.to_le_bytes()[..place.bytes]);
+        heap.slice_mut(place)?.copy_from_slice(bytes);
         Ok(())
     }
 
-    fn combine(&self, order: &courier::Order, heap: &mut Heap) -> Result<(), String> {
+    /// The types of what it combines.
+    fn dtype(&self) -> Result<DataType, String> {
+        self.combiner.map(|(dtype, _)| dtype).ok_or_else(|| "this courier cannot combine".into())
+    }
+
+    fn combine(&self, told: Told, heap: &mut Heap) -> Result<(), String> {
         let Some((dtype, operator)) = self.combiner else { return Err("this courier cannot combine".into()) };
-        let told = Launch::told(&courier::reader::sheet(order), dtype);
         let reducer = Reducer::new(dtype, operator, told.ranks.max(1)).map_err(|error| error.to_string())?;
         let count = told.count as usize / if is_bitwise(&operator) { dtype.size() } else { 1 };
         let bytes = count * dtype.size();

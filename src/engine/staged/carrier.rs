@@ -6,7 +6,7 @@ use super::porter::{self, Copying, Porter};
 use super::relay::Combine;
 use super::resources::{Bay, Lane, Ringer};
 use super::{Combined, StreamOrder, resources};
-use crate::cuda::courier::{Customer, Desk, Errand, PLACED};
+use crate::cuda::courier::{Customer, Desk, Errand, PLACED, TOLD};
 use crate::cuda::kernels::Launch;
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
@@ -66,6 +66,28 @@ impl Carrier {
         }
     }
 
+    /// As [`Carrier::load`], of all that comes to `lane` from the device, which begins there: what is short has come sooner so.
+    ///
+    /// # Safety
+    /// As [`Carrier::load`].
+    pub(super) unsafe fn load_all(
+        &self,
+        order: &StreamOrder,
+        lane: &Lane,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        let to = lane.address();
+        if !matches!(self.way, Way::Courier(_)) || bytes > TOLD {
+            // SAFETY: the caller's promise.
+            return unsafe { self.load(order, lane, to, from, bytes) };
+        }
+        lane.expect(bytes);
+        // SAFETY: the caller's promise; a lane has room for twice as many.
+        lane.note(Desk::Load, unsafe { errand(order)?.tell(pinned(to), from, bytes) });
+        Ok(())
+    }
+
     /// Begins to copy from one place of the device to another, at the desk for loads or the one for stores.
     ///
     /// # Safety
@@ -110,7 +132,7 @@ impl Carrier {
                 // SAFETY: the caller's promise: these bytes have come.
                 let bytes = unsafe { std::slice::from_raw_parts(from, bytes) };
                 // SAFETY: the caller's promise.
-                lane.note(Desk::Store, unsafe { errand(order)?.place(Desk::Store, to, bytes) });
+                lane.note(Desk::Store, unsafe { errand(order)?.place(to, bytes) });
                 Ok(())
             }
             // SAFETY: the caller's promise.
@@ -177,9 +199,17 @@ impl Carrier {
                 self.move_on(order)?;
                 Ok(porter.has_ended(desk, lane))
             }
-            // Of a piece in which this rank has no bytes nothing is ordered.
             (Way::Courier(customer), _) => {
-                Ok(lane.ordered(desk).is_none_or(|number| customer.courier().has_done(desk, number)))
+                // Of a piece in which this rank has no bytes nothing is ordered.
+                let has_done =
+                    || lane.ordered(desk).is_none_or(|number| customer.courier().has_done(desk, number));
+                Ok(match desk {
+                    // What has no slip yet is given one where it is asked for.
+                    Desk::Load if lane.is_telling() => {
+                        lane.has_been_told() || has_done() && lane.has_been_told()
+                    }
+                    _ => has_done(),
+                })
             }
             (Way::Bay(_), Desk::Load) => lane.loaded.query(),
             (Way::Bay(_), Desk::Store | Desk::Work) => lane.stored.query(),

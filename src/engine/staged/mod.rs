@@ -83,6 +83,7 @@ pub struct Staged {
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
     begun: bool,
+    // stored <= delivered <= exchanged <= issued <= stored + LANES, or more where pieces are kept: `busy` begins with piece `stored`.
     /// Pieces whose load has been issued,
     issued: u32,
     /// that have been exchanged,
@@ -345,9 +346,15 @@ impl Staged {
         }
         let (_, to, _) = self.room(index);
         let (order, carrier) = (&self.job.order, self.carrier());
+        let whole = shape.piece_bytes(piece, self.job.element);
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let to = to.wrapping_add(packed);
             match place {
+                Place::Device(from) if bytes == whole => {
+                    // SAFETY: the bytes lie in the caller's memory, which has been promised, and in the lane, which is this
+                    // call's.
+                    unsafe { carrier.load_all(order, self.lane(index)?, from + at as u64, bytes) }?
+                }
                 Place::Device(from) => {
                     // SAFETY: the strips lie in the caller's memory, which has been promised, and in the
                     // lane, which is this call's and was made for its largest piece.
@@ -389,7 +396,7 @@ impl Staged {
         let shape = &self.job.output.shape;
         for Strip { at, bytes, .. } in shape.strips(self.job.cut.piece(index), self.job.element) {
             let (to, from) = (to + at as u64, from + at as u64);
-            // SAFETY: as for loads.
+            // SAFETY: as in `Staged::load`.
             unsafe { carrier.shift(order, Desk::Store, lane, to, from, bytes) }?;
         }
         carrier.given(Desk::Store, lane)?;
@@ -450,16 +457,16 @@ impl Staged {
             match (place, &self.job.combined) {
                 (Place::Device(to), Some(combined)) => {
                     let (at, lane) = (at as u64, self.lane(index)?);
-                    // SAFETY: as for loads.
+                    // SAFETY: as in `Staged::load`.
                     unsafe {
                         carrier.combine(order, lane, combined, (to + at, combined.own + at), from, bytes)
                     }?
                 }
                 (Place::Device(to), None) => {
-                    // SAFETY: as for loads.
+                    // SAFETY: as in `Staged::load`.
                     unsafe { carrier.store(order, self.lane(index)?, to + at as u64, from, bytes) }?
                 }
-                // SAFETY: as for loads.
+                // SAFETY: as in `Staged::load`.
                 (Place::Host(to), _) => unsafe {
                     std::ptr::copy_nonoverlapping(from, to.wrapping_add(at), bytes);
                 },

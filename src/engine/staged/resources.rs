@@ -15,7 +15,7 @@ use super::porter::{Rest, Turns};
 use super::{StreamOrder, relay};
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
-use crate::cuda::courier::{Courier, Desk};
+use crate::cuda::courier::{Courier, Desk, Told};
 use crate::cuda::driver::{Priority, retry};
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
@@ -52,6 +52,8 @@ pub(super) struct Lane {
     pub(super) stored: Event,
     /// The last orders of its call's courier for it, by the desk, if there are any.
     ordered: [Cell<Option<u32>>; Desk::ALL.len()],
+    /// How many bytes that courier tells from its first byte on, and has not told as far as is known.
+    telling: Cell<usize>,
     /// Whether it is the one for calls that have none.
     spare: bool,
 }
@@ -81,9 +83,36 @@ impl Lane {
         self.ordered[desk as usize].set(Some(number));
     }
 
+    /// Has its call's courier tell bytes from its first byte on, by an order whose number is noted then.
+    pub(super) fn expect(&self, bytes: usize) {
+        self.told(bytes).clear();
+        self.telling.set(bytes);
+    }
+
+    /// Whether the courier is to tell something that it has not told, as far as is known.
+    pub(super) fn is_telling(&self) -> bool {
+        self.telling.get() > 0
+    }
+
+    /// Whether it has told that. Then the bytes lie where they were to, and that order is done with.
+    pub(super) fn has_been_told(&self) -> bool {
+        let has = self.ordered(Desk::Load).is_some_and(|number| self.told(self.telling.get()).take(number));
+        if has {
+            self.telling.set(0);
+            self.ordered[Desk::Load as usize].set(None);
+        }
+        has
+    }
+
+    fn told(&self, bytes: usize) -> Told<'_> {
+        // SAFETY: the courier writes words there, and its call accesses the bytes when they have been told.
+        unsafe { Told::at(self.address(), bytes) }
+    }
+
     /// The next call has another courier, whose orders have other numbers.
     fn forget_orders(&self) {
         self.ordered.iter().for_each(|ordered| ordered.set(None));
+        self.telling.set(0);
     }
 }
 
@@ -367,7 +396,8 @@ impl Lane {
         let memory = RegisteredBuffer::new(devices, device, bytes)?;
         let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
         let (devices, ordered) = (devices.clone(), Default::default());
-        Ok(Lane { devices, device, memory, loaded, stored, ordered, spare: false })
+        let telling = Cell::new(0);
+        Ok(Lane { devices, device, memory, loaded, stored, ordered, telling, spare: false })
     }
 }
 

@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU32;
 
-use super::super::desk::{Board, FIELDS, STANDS};
+use super::super::desk::{BACK_WORDS, FIELDS, ON_FRONT, Room, STANDS};
 use super::*;
 use crate::cuda::double::Code;
 use crate::cuda::driver::Grid;
@@ -36,12 +36,13 @@ struct Deed {
     copy: [u64; 3],
     order: Numbered,
     fields: [u32; FIELDS],
+    back: [u32; BACK_WORDS],
 }
 
 /// The parameter of the host.
 #[repr(C)]
 struct Host {
-    desks: u64,
+    stand: u64,
     deeds: u64,
     count: u64,
     blocks: [u32; DESKS],
@@ -49,7 +50,7 @@ struct Host {
 
 /// What the couriers of a stream and the host are told, in the order in which the host gets to it.
 struct Script {
-    desks: Box<[Board; DESKS]>,
+    stand: Box<Room>,
     near: u32,
     first: u32,
     next: [u32; DESKS],
@@ -65,22 +66,33 @@ impl Script {
         let plays = PLAYS.fetch_add(1, Ordering::Relaxed);
         let (near, first) = (plays % STANDS as u32, 1 + 1000 * (plays / STANDS as u32));
         // SAFETY: whole numbers, for which zeros are values.
-        let desks: Box<[Board; DESKS]> = Box::new(unsafe { std::mem::zeroed() });
-        Script { desks, near, first, next: [first; DESKS], blocks, deeds: Vec::new(), couriers: Vec::new() }
+        let stand: Box<Room> = Box::new(unsafe { std::mem::zeroed() });
+        Script { stand, near, first, next: [first; DESKS], blocks, deeds: Vec::new(), couriers: Vec::new() }
     }
 
     fn address(&self) -> u64 {
-        std::ptr::from_ref(&*self.desks).expose_provenance() as u64
+        std::ptr::from_ref(&*self.stand).expose_provenance() as u64
     }
 
     /// The next courier, for what is ordered from now on.
     fn courier(&mut self) {
         let Script { near, next, blocks, .. } = *self;
-        self.couriers.push(Call { desks: self.address(), near, next, blocks, threads: 256 });
+        self.couriers.push(Call { stand: self.address(), near, next, blocks, threads: 256 });
     }
 
     /// Writes an order when its slip is free and what is `behind` has been carried out, and copies something before.
     fn order(&mut self, desk: Desk, order: Order, behind: Numbered, copy: [u64; 3]) -> Numbered {
+        self.order_with(desk, (order, Annex::Nothing), behind, copy)
+    }
+
+    /// The same, with what stands on the slip's back.
+    fn order_with(
+        &mut self,
+        desk: Desk,
+        (order, annex): (Order, Annex),
+        behind: Numbered,
+        copy: [u64; 3],
+    ) -> Numbered {
         let next = &mut self.next[desk as usize];
         let numbered = Numbered { desk: desk as u32, number: *next };
         // One slip is kept for the last.
@@ -88,7 +100,9 @@ impl Script {
         let is_used = *next - self.first >= most;
         let free = if is_used { Numbered { number: *next - most, ..numbered } } else { Numbered::default() };
         *next += 1;
-        self.deeds.push(Deed { behind: [free, behind], copy, order: numbered, fields: order.fields() });
+        let back = if let Annex::Back(back) = &annex { back.words() } else { [0; BACK_WORDS] };
+        let fields = order.fields(&annex);
+        self.deeds.push(Deed { behind: [free, behind], copy, order: numbered, fields, back });
         numbered
     }
 
@@ -113,7 +127,7 @@ impl Script {
             stream.copy_result(*from, to);
         }
         let parameter = Host {
-            desks: self.address(),
+            stand: self.address(),
             deeds: self.deeds.as_ptr().expose_provenance() as u64,
             count: self.deeds.len() as u64,
             blocks: self.blocks,
@@ -144,8 +158,14 @@ fn carries(seed: u64, chances: &Chances) -> Option<String> {
     // Each step is 16 bytes shorter than the one before it.
     let steps: Vec<_> = (0..=2 * STEPS).map(|_| vec![0xeeu8; given.len()]).collect();
     let passed_on = vec![0xeeu8; PIECE];
+    // All but one of the bytes that there is room for on a slip, or on its front.
+    const SPARED: [usize; 2] = [PLACED - 1, ON_FRONT - 1];
     let placed = vec![0xeeu8; 2 * PIECES * PLACED];
     let wanted_of = |at: usize| (at * 5 + 1) as u8;
+    // Whole words and a part of one, from any address.
+    const TELLS: usize = 13;
+    let told = vec![0xeeu8; 2 * PIECES * 2 * TELLS.next_multiple_of(4)];
+    let mut tells = Vec::new();
     let nothing = Numbered::default();
     let mut last_store = 0;
     // Beyond four, most blocks are told by the first, also of those that carry.
@@ -179,12 +199,16 @@ fn carries(seed: u64, chances: &Chances) -> Option<String> {
             let order = carry(loaded, given, PIECE, Action::Carry);
             let load = script.order(Desk::Load, order, nothing, [0; 3]);
             let order = carry(stored, sent, PIECE, Action::Carry);
-            // All but one of the bytes that there is room for stand on the slip.
             let place = (courier * PIECES + piece) * PLACED;
-            let bytes = u64::from_le_bytes(std::array::from_fn(|at| wanted_of(place + at)));
+            let bytes: Vec<u8> = (0..SPARED[piece % 2]).map(|at| wanted_of(place + at)).collect();
             let to = address(&placed) + place as u64;
-            let written = Order { to, from: bytes, bytes: PLACED as u64 - 1, action: Action::Place };
-            script.order(Desk::Store, written, nothing, [0; 3]);
+            script.order_with(Desk::Store, Order::place(to, &bytes), nothing, [0; 3]);
+            let (to, from) = (
+                address(&told) + (told.len() / PIECES / 2 * (courier * PIECES + piece)) as u64,
+                given + piece as u64,
+            );
+            let tell = Order { to, from, bytes: TELLS as u64, action: Action::Tell };
+            tells.push((at as usize + piece, script.order(Desk::Load, tell, nothing, [0; 3]).number));
             if (courier, piece) == (0, PIECES - 1) {
                 last_store = script.deeds.len();
             }
@@ -203,21 +227,26 @@ fn carries(seed: u64, chances: &Chances) -> Option<String> {
         (address(&steps[2 * STEPS]), vec![0; shifted.len()]),
         (address(&passed_on), vec![0; PIECE]),
         (address(&placed), vec![0; placed.len()]),
+        (address(&told), vec![0; told.len()]),
     ];
     let ending = script.play(64, seed, chances, &mut results);
     // Where the play has not ended others still use it.
     if ending != Ending::Well {
-        std::mem::forget((script, given, loaded, sent, stored, steps, passed_on, placed));
+        std::mem::forget((script, given, loaded, sent, stored, steps, passed_on, placed, told));
         return Some(format!("{ending:?}"));
     }
     let wrong =
         |(got, wanted): (&Vec<u8>, &[u8])| got.iter().zip(wanted).position(|(got, wanted)| got != wanted);
     let last = &given[(PIECES - 1) * PIECE..][..PIECE];
+    let is_placed = |at: usize| at % PLACED < SPARED[at / PLACED % 2];
     let slips: Vec<u8> =
-        (0..placed.len()).map(|at| if at % PLACED < PLACED - 1 { wanted_of(at) } else { 0xee }).collect();
-    let [carried, stepped, passed, written] = results.each_ref().map(|(_, got)| got);
-    let wrong = [(carried, wanted), (stepped, shifted), (passed, last), (written, &slips)].map(wrong);
-    (wrong != [None; 4])
+        (0..placed.len()).map(|at| if is_placed(at) { wanted_of(at) } else { 0xee }).collect();
+    let words: Vec<u8> =
+        tells.iter().flat_map(|&(at, number)| reader::told(&given[at..][..TELLS], number)).collect();
+    let [carried, stepped, passed, written, said] = results.each_ref().map(|(_, got)| got);
+    let wrong =
+        [(carried, wanted), (stepped, shifted), (passed, last), (written, &slips), (said, &words)].map(wrong);
+    (wrong != [None; 5])
         .then(|| format!("carried by the host, step by step and on to the next: wrong at {wrong:?}"))
 }
 
