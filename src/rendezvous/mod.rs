@@ -1,5 +1,7 @@
 //! How ranks find each other: stores, unique ids, the environment of launchers, network interfaces.
 
+#![forbid(unsafe_code)]
+
 #[cfg(test)]
 mod battery;
 pub mod environment;

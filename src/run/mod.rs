@@ -3,6 +3,8 @@
 //! One thread waits for everything: the ranks' output, their ends, signals, the clock. (The store that the ranks meet
 //! in has threads of its own.) docs/launching.md is the user's side.
 
+#![forbid(unsafe_code)]
+
 mod board;
 mod ending;
 mod environment;
