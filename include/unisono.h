@@ -42,13 +42,20 @@
  *   they do not overlap. A buffer of no bytes may be NULL.
  *
  * Errors
- *   Functions return UNISONO_OK or another status, and unisono_last_error() then has the cause in one line. Arguments are
- *   checked before anything happens, handles included: one of another type is UNISONO_INVALID_ARGUMENT (one that has been
- *   destroyed is not always recognised). Out-parameters are written on success only. An operation that fails
- *   later, because a peer died or called something else, fails its context on every rank within a second, with
- *   the same cause; unisono_context_status and unisono_context_error tell it at any time. (Where one rank makes a child of the
- *   context and others call an operation, a thread of each may come to the other yet: that ends at a deadline.) A send or receive that times out, is
- *   cancelled or differs from the other side's fails alone, and so does a call of a group of one whose stream does not come to it. The contents of the receive buffer are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
+ *   Functions return UNISONO_OK or another status, and unisono_last_error() then has the cause in one line.
+ *   - Arguments are checked before anything happens, handles included: one of another type is UNISONO_INVALID_ARGUMENT
+ *     (one that has been destroyed is not always recognised).
+ *   - Out-parameters are written on success only.
+ *   - An operation that fails later, because a peer died or called something else, fails its context on every rank within
+ *     a second, with the same cause; unisono_context_status and unisono_context_error tell it at any time. (Where one rank
+ *     makes a child of the context and others call an operation, a thread of each may come to the other yet: that ends at
+ *     a deadline.)
+ *   - A send or receive that times out, is cancelled or differs from the other side's fails alone, and so does a call of
+ *     a group of one whose stream does not come to it.
+ *   - The receive buffer of an operation that has failed later has undefined contents.
+ *   - Every wait ends by a deadline, unless its timeout, or the context's, is UNISONO_FOREVER. Calls in CUDA graphs have
+ *     no deadline: they wait until the other ranks come, or the context fails.
+ *   - Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
  */
 
 
