@@ -10,14 +10,14 @@
  *   unisono_context_destroy(ctx);
  *
  * Conventions
- *   Arguments come in one order everywhere: the context, what to send, where to receive, how many elements, their
- *   type, operator or root or peer, options, work. Counts are elements, sizes are bytes, times are milliseconds,
- *   ranks start at 0; all have 32 or 64 bits on every platform. Options that are NULL mean the defaults. A work that
- *   is NULL means: wait here; otherwise the call starts the operation, sets *work and returns. Options structs start
- *   with their size; declare them with the _INIT macro of their name, so that programs and libraries of different
- *   versions understand each other. In them, zero and NULL mean unset. Enums travel as 32-bit integers, and their numbers
- *   never change. A function whose text calls an operation "collective" and every collective operation is called by
- *   each rank of the group, with arguments that agree as the function's text says.
+ *   Arguments come in one order everywhere: the context, what to send, where to receive (one buffer where they are
+ *   the same: broadcast), how many elements, their type, operator or root or peer, options, work. Counts are elements,
+ *   sizes are bytes, times are milliseconds, ranks start at 0; all have 32 or 64 bits on every platform. Options that are
+ *   NULL mean the defaults. A work that is NULL means: wait here; otherwise the call starts the operation, sets *work and
+ *   returns. Options structs start with their size; declare them with the _INIT macro of their name, so that programs and
+ *   libraries of different versions understand each other. In them, zero and NULL mean unset. Enums travel as 32-bit
+ *   integers, and their numbers never change. A function whose text calls an operation "collective" and every collective
+ *   operation is called by each rank of the group, with arguments that agree as the function's text says.
  *
  * Ownership
  *   What a _create function, or an operation's work, gives belongs to the caller and ends with the _destroy function

@@ -1,6 +1,7 @@
 /*
- * NCCL's C interface, as unisono's libnccl.so.2 serves it: that of NCCL 2.28.9, and the host functions that came later.
- * Programs that include NVIDIA's header need no change, and may be compiled against either.
+ * NCCL's C interface, as unisono's libnccl.so.2 serves it: that of NCCL 2.28.9, and the host functions that came later
+ * (up to 2.32) but ncclParam* and ncclSetEncryption. Programs that include NVIDIA's header need no change, and may be
+ * compiled against either.
  *
  * Where the library differs from NVIDIA's, the functions say so. In general:
  *   - Functions answer with a result, and ncclGetLastError then has the cause in one line. Arguments are checked before anything
