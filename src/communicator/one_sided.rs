@@ -47,7 +47,8 @@ impl Context {
 
     /// Has the call's stream wait for signals: so many of each of these ranks, which no other wait is for. What was put before them is
     /// there then. In no order with other calls, and other waits, but that of the stream. Returns at once. If they do not come in
-    /// the call's time-out, the context fails, and the stream goes on; in a graph nothing but a failure ends the wait.
+    /// the call's time-out, or one of these ranks, no graph of which signals this one, has destroyed its context without sending them, the
+    /// context fails, and the stream goes on; in a graph nothing but a failure ends the wait.
     ///
     /// # Safety
     /// The stream lives.

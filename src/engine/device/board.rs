@@ -141,6 +141,8 @@ struct Board {
     called: AtomicU32,
     /// Set by each other member when it needs this member's arena no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
+    /// How many signals were sent to each member; with [`UNCOUNTED`], if graphs send it others.
+    signals: [AtomicU64; MAX_RANKS],
     notes: [Slot; NOTES],
     /// What was sent to each member and received from it, by [`Direction`].
     points: [[[PointNote; POINTS]; MAX_RANKS]; 2],
@@ -159,6 +161,9 @@ struct PointNote {
 
 /// Of a note that is being written, perhaps over another: no head of one that stands.
 const WRITING: u64 = u64::MAX;
+
+/// Of signals: a graph sends them in each replay, which nobody counts.
+const UNCOUNTED: u64 = 1 << 63;
 
 /// Whether a count that wraps is another or comes after it. Those of two ranks are never half of all apart: of calls and messages of the
 /// exchange, kernels of one rank wait for those of the other.
@@ -377,6 +382,20 @@ impl Boards {
         let has_come = |member: usize| has_come_to(self.board(member).called.load(Ordering::Relaxed), called);
         let mut others = (0..self.size()).filter(|&member| member != self.rank);
         others.all(|member| has_come(member) && !self.is_alone_with(member))
+    }
+
+    /// Notes a signal to `member`, before it is sent: once, or in each replay of a graph.
+    pub fn note_signal(&self, member: usize, is_captured: bool) {
+        let signals = &self.board(self.rank).signals[member];
+        match is_captured {
+            true => signals.fetch_or(UNCOUNTED, Ordering::Relaxed),
+            false => signals.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether `member` has noted so many signals to this rank, or graphs of it may send them.
+    pub fn has_signalled(&self, member: usize, signals: u64) -> bool {
+        self.board(member).signals[self.rank].load(Ordering::Relaxed) >= signals
     }
 
     /// This rank needs the others' arenas no more.

@@ -463,22 +463,28 @@ impl DeviceExchange {
     /// A rank of the group that a call waits for and that has left without it: that never comes.
     pub(super) fn deserter(&self, group: &Group, meets: Meets) -> Option<u32> {
         let Parts { boards, first, .. } = self.parts();
+        // Before what they have noted is looked at: they note nothing more.
+        let gone = self.gone(group);
+        let lacks = |member: &u32| match meets {
+            Meets::Ends(peers) => peers.has(*member) && boards.is_alone_with(*member as usize),
+            Meets::All(collectives) => !boards.has_called(*member as usize, collectives),
+        };
+        gone.iter().find(lacks).map(|member| first + member)
+    }
+
+    /// The others that have ended their part in the exchange, or left the job.
+    fn gone(&self, group: &Group) -> Members {
+        let Parts { boards, first, .. } = self.parts();
         let (endpoint, own) = (group.endpoint(), group.rank() - first);
         let others = (0..boards.size() as u32).filter(|member| *member != own);
-        // Before what they have noted is looked at: they note nothing more.
-        let gone: Members = match endpoint.has_lost_any() {
+        match endpoint.has_lost_any() {
             true => {
                 let messages = endpoint.messages();
                 let is_gone = |member: &u32| messages.gone(group.members()[(first + member) as usize]);
                 others.filter(|member| boards.has_left(*member as usize) || is_gone(member)).collect()
             }
             false => others.filter(|member| boards.has_left(*member as usize)).collect(),
-        };
-        let lacks = |member: &u32| match meets {
-            Meets::Ends(peers) => peers.has(*member) && boards.is_alone_with(*member as usize),
-            Meets::All(collectives) => !boards.has_called(*member as usize, collectives),
-        };
-        gone.iter().find(lacks).map(|member| first + member)
+        }
     }
 
     /// Members by the numbers of the group.

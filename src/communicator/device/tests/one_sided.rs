@@ -1,5 +1,6 @@
 //! Puts into windows, signals and waits for them.
 
+use super::leaving::behind_a_gate;
 use super::windows::window;
 use super::*;
 use crate::cuda::double::Refusal;
@@ -151,6 +152,90 @@ fn a_signal_that_never_comes_fails_the_group_in_time_and_is_named() {
         let later = unsafe { context.signal(0, &on(None)) }.expect_err("it has failed");
         assert_eq!(later.status(), Status::Timeout, "{later}");
     });
+}
+
+/// Without a deadline. What it has sent is not enough.
+#[test]
+fn a_wait_for_more_signals_than_a_rank_has_left_with_fails_and_names_it() {
+    for left_before in [false, true] {
+        let called = std::sync::Barrier::new(2);
+        ranks(&processes(2), words, |context, (double, _, device)| {
+            if context.rank() == 1 {
+                // SAFETY: the double trusts no addresses.
+                unsafe { context.signal(0, &on(None)) }.expect("one of two");
+                context.settle(Deadline::after(PATIENCE)).expect("it is sent");
+                if !left_before {
+                    called.wait();
+                }
+                return;
+            }
+            if left_before {
+                until_one_has_left(context);
+            }
+            let call = Call { timeout: Some(Duration::MAX), ..on(Some(double.stream(*device))) };
+            // SAFETY: as above.
+            unsafe { context.wait_signals(&[(1, 2)], &call) }.expect("it is given");
+            if !left_before {
+                called.wait();
+            }
+            until("the failure", || context.failure().is_some());
+            let error = context.failure().expect("it has failed");
+            assert_eq!(error.status(), Status::PeerFailed, "{error}");
+            for part in ["waits for a signal that never comes", "rank 1 (", "has left"] {
+                assert!(error.text().contains(part), "{error}");
+            }
+        });
+    }
+}
+
+fn until_one_has_left(context: &Context) {
+    let (group, _) = exchange(context);
+    until("a rank has left", || group.endpoint().has_lost_any());
+}
+
+/// Behind other work, and beside a rank that is there and takes its time. What graphs send nobody counts.
+#[test]
+fn signals_of_a_rank_that_has_left_are_there_for_whoever_waits_later() {
+    for captured in [false, true] {
+        let looked = std::sync::Barrier::new(2);
+        ranks(&processes(3), words, |context, (double, devices, device)| {
+            let stream = double.stream(*device);
+            // SAFETY: the double trusts no addresses.
+            let signal = || unsafe { context.signal(0, &on(Some(stream))) }.expect("a signal");
+            match context.rank() {
+                1 if captured => {
+                    double.begin_capture(stream, *device);
+                    signal();
+                    let graph = double.end_capture(stream, *device).expect("a graph");
+                    double.launch_graph(&graph, stream, *device);
+                }
+                1 => signal(),
+                2 => {
+                    looked.wait();
+                    signal();
+                }
+                _ => {
+                    let (_, stream, gate) = behind_a_gate(double, devices);
+                    let call = Call { timeout: Some(Duration::MAX), ..on(Some(stream)) };
+                    // SAFETY: as above.
+                    unsafe { context.wait_signals(&[(1, 1), (2, 1)], &call) }.expect("it is given");
+                    until_one_has_left(context);
+                    // Some looks of the library.
+                    std::thread::sleep(Duration::from_millis(200));
+                    gate.release();
+                    std::thread::sleep(Duration::from_millis(200));
+                    let failure = context.failure();
+                    looked.wait();
+                    assert_eq!(failure, None);
+                    context.settle(Deadline::after(PATIENCE)).expect("both have signalled");
+                    return;
+                }
+            }
+            // SAFETY: it lives.
+            let borrowed = unsafe { Stream::borrow(devices, *device, stream) }.expect("a stream");
+            borrowed.synchronize(Deadline::after(PATIENCE)).expect("it is sent");
+        });
+    }
 }
 
 /// The program waits in the driver for the GPU, with the driver's lock, and the GPU for a signal.

@@ -7,13 +7,14 @@
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::{Caller, DeviceExchange};
+use super::{Caller, DeviceExchange, Parts};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Capture;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Counts, MAX_RANKS};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
+use crate::engine::direct::HAS_LEFT;
 use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::engine::wire::Class;
@@ -47,6 +48,8 @@ pub(in crate::engine::device) struct OneSided {
 #[derive(Debug, Default)]
 struct Waits {
     under_way: Vec<Wait>,
+    /// How many signals of each member streams have been given waits for.
+    awaited: [u64; MAX_RANKS],
     /// How many streams are being given one.
     begun: usize,
     /// How many there have been.
@@ -115,7 +118,10 @@ impl OneSided {
     fn end_wait(&self, given: Result<Wait>) -> Result<()> {
         let mut waits = lock(&self.waits);
         waits.begun -= 1;
-        given.map(|wait| waits.under_way.push(wait))
+        given.map(|wait| {
+            waits.awaited.iter_mut().zip(wait.counts).for_each(|(all, count)| *all += u64::from(count));
+            waits.under_way.push(wait);
+        })
     }
 }
 
@@ -165,14 +171,15 @@ impl DeviceExchange {
         caller: Caller,
         before: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<()> {
-        let mut counts = Counts::default();
-        counts[self.member(group, peer)?] = 1;
+        let (member, mut counts) = (self.member(group, peer)?, Counts::default());
+        counts[member] = 1;
         let parts = self.parts();
         // SAFETY: the caller's promise.
         let given = unsafe {
             self.give_one_sided(caller, |stream, id| {
                 let Some(id) = id else {
                     before(stream)?;
+                    parts.boards.note_signal(member, true);
                     return parts.kernels.enqueue_signals(&counts, stream);
                 };
                 let mut sent_on = lock(&parts.one_sided.sent_on);
@@ -181,6 +188,7 @@ impl DeviceExchange {
                 }
                 *sent_on = Some(id);
                 before(stream)?;
+                parts.boards.note_signal(member, false);
                 let signals = parts.kernels.enqueue_signals(&counts, stream);
                 // What is sent next would not come behind this, which the stream may have been given a part of.
                 signals
@@ -192,7 +200,8 @@ impl DeviceExchange {
     }
 
     /// Has the caller's stream wait for so many signals of each member, which no other wait is for. What they were sent behind is seen by
-    /// what the stream is given after this. If they do not come until the call's deadline, the group fails.
+    /// what the stream is given after this. If they do not come until the call's deadline, or a member has left without sending them, the
+    /// group fails.
     ///
     /// # Safety
     /// The stream lives.
@@ -322,18 +331,48 @@ impl DeviceExchange {
             group.fail_here(&error);
         } else if let Some((counts, waited)) = late {
             group.fail(self.late_signals(group, &counts, waited));
+        } else if let Some(error) = self.deserted(group) {
+            group.fail(error);
         }
         any
+    }
+
+    /// A rank that has left without all the signals that streams of this one wait for: those waits never end.
+    fn deserted(&self, group: &Group) -> Option<Error> {
+        let Parts { boards, first, one_sided, .. } = self.parts();
+        let awaited = {
+            let waits = lock(&one_sided.waits);
+            if waits.under_way.is_empty() {
+                return None;
+            }
+            waits.awaited
+        };
+        // Before what they have noted is looked at: they note nothing more.
+        let gone = self.gone(group);
+        let lacks = |member: &u32| !boards.has_signalled(*member as usize, awaited[*member as usize]);
+        let who = group.describe_rank(first + gone.iter().find(lacks)?);
+        let text = format!(
+            "rank {} of '{}' waits for a signal that never comes: {who} {HAS_LEFT}",
+            group.rank(),
+            group.name()
+        );
+        Some(Error::new(Status::PeerFailed, text))
     }
 
     /// The same when the driver does not answer: a wait that is late has not ended, as far as anybody knows.
     pub(super) fn oversee_waits(&self, group: &Group) {
         let late = lock(&self.parts().one_sided.waits).under_way.iter().find_map(Wait::late);
-        if let Some((counts, waited)) = late.filter(|_| group.failure().is_none()) {
+        if group.failure().is_some() {
+            return;
+        }
+        if let Some((counts, waited)) = late {
             let unknown =
                 "; the driver does not answer meanwhile, so they may have come without anybody knowing";
             let error = self.late_signals(group, &counts, waited);
             group.fail(Error::new(error.status(), format!("{}{unknown}", error.text())));
+        } else if let Some(error) = self.deserted(group) {
+            // Whatever has come: it is not enough.
+            group.fail(error);
         }
     }
 
