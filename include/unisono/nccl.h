@@ -191,7 +191,7 @@ typedef enum ncclCommMemStat_t {
     ncclStatGpuMemSuspend = 0,
     /// 1 while the communicator is suspended, else 0.
     ncclStatGpuMemSuspended = 1,
-    /// Bytes that it would keep: graphs or windows of this rank refer to them.
+    /// Bytes that it would keep: graphs, windows or signals of this rank refer to them.
     ncclStatGpuMemPersist = 2,
     /// Bytes in all.
     ncclStatGpuMemTotal = 3,
@@ -510,8 +510,8 @@ ncclResult_t pncclCommMemStats(ncclComm_t comm,
 
 /// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks call it, in a group if one thread
 /// has several, where it comes behind the group's calls: it waits for what was started here, and for the others. `flags` is
-/// NCCL_SUSPEND_MEM. If calls have ever been captured in graphs on some rank, or there are windows, the memory stays on all of them, since
-/// those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank is gone it can be shrunk as it is.
+/// NCCL_SUSPEND_MEM. If calls have ever been captured in graphs on some rank, or it has sent signals, or there are windows, the memory stays on
+/// all of them, since those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank is gone it can be shrunk as it is.
 ncclResult_t ncclCommSuspend(ncclComm_t comm,
                              int flags);
 ncclResult_t pncclCommSuspend(ncclComm_t comm,

@@ -76,7 +76,7 @@ pub enum ncclCommMemStat {
     ncclStatGpuMemSuspend = 0,
     /// 1 while the communicator is suspended, else 0.
     ncclStatGpuMemSuspended = 1,
-    /// Bytes that it would keep: graphs or windows of this rank refer to them.
+    /// Bytes that it would keep: graphs, windows or signals of this rank refer to them.
     ncclStatGpuMemPersist = 2,
     /// Bytes in all.
     ncclStatGpuMemTotal = 3,

@@ -2,7 +2,7 @@
 //!
 //! That memory goes back with the group that it was set up for. So while a communicator is suspended its handle stands for another one, whose
 //! group has the same ranks and none of that memory, and the one before ends as if it were destroyed. Resuming is what a new
-//! communicator does, too: the devices agree. Where the program refers to the memory, by graphs or windows, it stays.
+//! communicator does, too: the devices agree. Where the program refers to the memory, by graphs, windows or signals, it stays.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ impl Communicator {
         self.suspend_by(gives)
     }
 
-    /// The same; whether another communicator is to take its place, if that is all the same to graphs and windows.
+    /// The same; whether another communicator is to take its place, if that is all the same to graphs, windows and signals.
     fn suspend_by(self: Arc<Self>, gives: bool) -> Result<()> {
         let name = self.called_group()?.name().to_owned();
         let Some(memory) = self.give_way(gives)? else { return Ok(()) };
@@ -69,7 +69,7 @@ impl Communicator {
         if next.met().is_none() {
             if memory.is_some() {
                 log::info!(
-                    "'{}' is suspended with its device memory, which graphs or windows of some rank refer to",
+                    "'{}' is suspended with its device memory, which graphs, windows or signals of some rank refer to",
                     context.name()
                 );
             }

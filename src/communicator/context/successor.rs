@@ -41,8 +41,8 @@ impl Context {
         Ok(agreed.then(|| child().agreed(limits)))
     }
 
-    /// Whether something of the program refers to the memory that the GPUs exchange in: a call that was captured, or a window. It stays where
-    /// it is as long as this context lives.
+    /// Whether something of the program refers to the memory that the GPUs exchange in: a call that was captured, a window, or signals that
+    /// this rank has sent. It stays where it is as long as this context lives.
     pub fn is_referred_to(&self) -> bool {
         self.exchange_of_devices().is_some_and(|exchange| exchange.is_referred_to())
     }

@@ -398,6 +398,11 @@ impl Boards {
         self.board(member).signals[self.rank].load(Ordering::Relaxed) >= signals
     }
 
+    /// Whether this rank has noted any.
+    pub fn has_sent_signals(&self) -> bool {
+        self.board(self.rank).signals.iter().any(|signals| signals.load(Ordering::Relaxed) > 0)
+    }
+
     /// This rank needs the others' arenas no more.
     pub fn say_goodbye(&self) {
         for member in (0..self.size()).filter(|&member| member != self.rank) {

@@ -147,9 +147,11 @@ impl DeviceExchange {
         }
     }
 
-    /// Whether something of the program refers to its memory: a graph, or a window.
+    /// Whether something of the program refers to its memory: a graph, a window, or signals of this rank. Those lie there until they are
+    /// waited for, of which this rank does not know.
     pub fn is_referred_to(&self) -> bool {
-        self.in_graphs.load(Ordering::Relaxed) || lock(&self.parts().windows).any()
+        let Parts { windows, boards, .. } = self.parts();
+        self.in_graphs.load(Ordering::Relaxed) || boards.has_sent_signals() || lock(windows).any()
     }
 
     /// What tells when that memory has been given back.

@@ -45,6 +45,26 @@ fn memory_goes_back_when_another_context_takes_the_place_of_the_one_that_has_it(
     });
 }
 
+/// Who has sent none does not know of them, but hears that the other is not willing.
+#[test]
+fn memory_stays_where_signals_lie_that_may_not_have_been_waited_for() {
+    ranks(&processes(2), words, |context, _| {
+        assert!(!context.is_referred_to());
+        let (first, call) = (context.rank() == 0, Call { timeout: Some(PATIENCE), ..Call::default() });
+        if first {
+            // SAFETY: the double trusts no addresses.
+            unsafe { context.signal(1, &call) }.expect("a signal");
+        }
+        assert_eq!(context.is_referred_to(), first);
+        assert!(successor(context, !context.is_referred_to()).is_none());
+        if !first {
+            // SAFETY: as above.
+            unsafe { context.wait_signals(&[(0, 1)], &call) }.expect("a wait");
+        }
+        context.settle(Deadline::after(PATIENCE)).expect("it is still there");
+    });
+}
+
 #[test]
 fn memory_stays_that_a_graph_or_a_window_refers_to() {
     ranks(&processes(2), words, |context, (double, devices, device)| {
