@@ -7,13 +7,16 @@ use super::device::{Candidate, choose, connect};
 use crate::cuda::driver::Memory;
 use crate::engine::device::{DeviceExchange, Registration, Way};
 use crate::engine::endpoint::lock;
+use crate::engine::group::Group;
 use crate::error::{Error, Result, Status, fail};
 
 /// A rank's part of a window: ended when dropped. Dropping waits for no other rank.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Window {
     /// None where GPUs do not exchange, or do not map this memory.
     served: Option<(Weak<DeviceExchange>, u64)>,
+    /// Whose calls use it.
+    group: Weak<Group>,
 }
 
 impl Context {
@@ -30,12 +33,12 @@ impl Context {
     /// May wait for the device.
     pub fn register_window(&self, address: u64, bytes: u64) -> Result<Window> {
         let found = self.device_of_window(address, bytes);
-        let Place::Group(group) = self.place() else { return found.map(|_| Window { served: None }) };
+        let Place::Group(group) = self.place() else { return found.map(|_| Window::default()) };
         if group.devices().is_none() {
             self.connect_for_window(&found)?;
         }
         let Some(Way::Exchange(exchange)) = group.devices() else {
-            return found.map(|_| Window { served: None });
+            return found.map(|_| Window::default());
         };
         self.register_at(exchange, found.map(|_| (address, bytes)))
     }
@@ -78,7 +81,7 @@ impl Context {
         exchange: &Arc<DeviceExchange>,
         memory: Result<(u64, u64)>,
     ) -> Result<Window> {
-        let Place::Group(group) = self.place() else { return memory.map(|_| Window { served: None }) };
+        let Place::Group(group) = self.place() else { return memory.map(|_| Window::default()) };
         let mut registration = Registration::begin(exchange, self.rank(), memory);
         // Its two rounds are not to be mixed with those of another thread's window.
         let _turn = lock(group.connecting());
@@ -86,10 +89,12 @@ impl Context {
         registration.map(&offers)?;
         let mapped = self.gather_all(group, &registration.message())?;
         Ok(match registration.finish(&mapped)? {
-            Ok(number) => Window { served: Some((Arc::downgrade(exchange), number)) },
+            Ok(number) => {
+                Window { served: Some((Arc::downgrade(exchange), number)), group: Arc::downgrade(group) }
+            }
             Err(why) => {
                 log::info!("group '{}': a window serves no calls, because of {why}", self.name());
-                Window { served: None }
+                Window::default()
             }
         })
     }
@@ -117,8 +122,10 @@ impl Drop for Window {
     fn drop(&mut self) {
         if let Some((exchange, number)) = &self.served
             && let Some(exchange) = exchange.upgrade()
+            && exchange.end_window(*number)
+            && let Some(group) = self.group.upgrade()
         {
-            exchange.end_window(*number);
+            group.endpoint().watch_devices();
         }
     }
 }

@@ -359,19 +359,34 @@ impl DeviceExchange {
         lock(&self.parts().windows).add(window)
     }
 
-    /// Ends the window of this number, of this rank. May wait for the GPU.
-    pub fn end_window(&self, number: u64) {
+    /// Ends the window of this number, of this rank. May wait for the GPU. Whether it is still mapped, for kernels that run, which is to be
+    /// attended to: else it goes with the next one, or with the exchange.
+    pub fn end_window(&self, number: u64) -> bool {
         let parts = self.parts();
         lock(&parts.windows).end(number);
+        // The driver may wait for kernels of another group, which whoever ends this one may be about to end.
+        self.unmap_ended(parts.fault.is_aborted())
+    }
+
+    /// Lets go of windows that have ended, in another thread if that is to be `aside`, unless kernels that run may use them. Whether those
+    /// keep some.
+    fn unmap_ended(&self, aside: bool) -> bool {
+        let parts = self.parts();
         // Before the GPU is asked: calls that are launched after that may use what ends after that.
         let ended = lock(&parts.windows).take_ended();
-        match parts.is_idle() {
-            // The driver may wait for kernels of another group, which whoever ends this one may be about to end.
-            Ok(true) if parts.fault.is_aborted() => self.devices().keep(Box::new(ended), true),
-            Ok(true) => drop(ended),
-            // What still runs may use them: then they go with the next one, or with the exchange.
-            _ => lock(&parts.windows).put_back(ended),
+        if ended.is_empty() {
+            return false;
         }
+        match parts.is_idle() {
+            Ok(true) if aside => self.devices().keep(Box::new(ended), true),
+            Ok(true) => drop(ended),
+            answer => {
+                lock(&parts.windows).put_back(ended);
+                // What the driver refuses to say it may never say.
+                return answer.is_ok();
+            }
+        }
+        false
     }
 
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. They come after what the streams
@@ -505,10 +520,12 @@ impl DeviceExchange {
         self.parts().last.devices()
     }
 
-    /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.
+    /// Looks after calls that nobody waits for, and windows that have ended under them, and asks the driver. Whether there may be calls
+    /// that are not done, or such windows.
     pub fn attend(&self, group: &Group) -> bool {
         let waits = self.attend_waits(group);
-        self.watch.attend(self, group) || waits
+        let calls = self.watch.attend(self, group);
+        self.unmap_ended(true) || calls || waits
     }
 
     /// Looks after them when the driver does not say whether they are done. Makes no driver call.

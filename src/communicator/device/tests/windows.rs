@@ -80,6 +80,38 @@ fn a_window_that_ends_under_a_replay_stays_mapped() {
     });
 }
 
+/// No call comes after it. Its rank is busy for longer than the library looks at nothing.
+#[test]
+fn a_window_that_ended_under_a_replay_is_unmapped_behind_it() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 5 * MIB as usize);
+        let before = double.mapped_memory();
+        let served = window(context, memory, 4 * MIB).expect("a window");
+        assert!(double.mapped_memory() > before);
+        let stream = double.stream(*device);
+        let mut call = allgather(context, MIB, memory, memory);
+        call.caller.stream = Some(stream);
+        double.begin_capture(stream, *device);
+        // SAFETY: the double trusts no addresses.
+        unsafe { call.enqueue() }.expect("it is captured");
+        let graph = double.end_capture(stream, *device).expect("a graph");
+        if context.rank() == 0 {
+            double.launch_graph(&graph, stream, *device);
+            drop(served);
+            std::thread::sleep(Duration::from_millis(1500));
+            assert!(double.mapped_memory() > before, "it is in use");
+            captures::barrier(context);
+        } else {
+            captures::barrier(context);
+            double.launch_graph(&graph, stream, *device);
+            drop(served);
+        }
+        context.settle(Deadline::after(PATIENCE)).expect("both have launched");
+        until("the window is unmapped", || double.mapped_memory() == before);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
 /// Kernels that find all that they wait for do not ask the host whether to go on: what a stream comes to after a failure would still
 /// write into the windows of ranks that have been told of it.
 #[test]
