@@ -193,6 +193,12 @@ impl Recorder {
             .find(|entry| entry.group == group && entry.progress == Progress::Running)
     }
 
+    /// The call of this rank that runs in the group other than `group` in which it has called something last, of those in which any does.
+    pub fn running_beside(&self, group: u64) -> Option<Entry> {
+        let last = self.find(|entry| entry.group != group && entry.progress == Progress::Running)?;
+        self.running(last.group)
+    }
+
     /// The last group that this rank makes, or shares something with for the first time, and has not done with: its call there.
     pub fn setting_up(&self) -> Option<Entry> {
         self.find(|entry| entry.class == Class::Internal && entry.progress == Progress::Running)

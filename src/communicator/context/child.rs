@@ -236,9 +236,12 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::collective::request::{Counts, Kind, Request};
+    use crate::communicator::Call;
     use crate::communicator::context::tests::{Held, PATIENCE, TIMEOUT, pair, times_out};
     use crate::deadline::Deadline;
     use crate::error::Status;
+    use crate::reduce::{DataType, Operator};
 
     #[test]
     fn all_steps_of_a_split_have_one_timeout() {
@@ -350,6 +353,44 @@ mod tests {
                 assert!(errors[hasty].text().contains(part), "no '{part}' in: {}", errors[hasty]);
             }
         }
+    }
+
+    /// Rank 1 waits for rank 0 in another group, in which that is rank 1.
+    #[test]
+    fn who_is_held_up_in_another_group_tells_in_which_and_by_whom() {
+        let ranks = pair([PATIENCE; 2]);
+        let barrier = |context: &Context, timeout| {
+            let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+            let (kind, counts, operator) = (Kind::Barrier, Counts::Uniform(0), Operator::Sum);
+            let request = Request { kind, input, output, counts, dtype: DataType::U8, operator, root: 0 };
+            // SAFETY: it has no memory.
+            unsafe { context.run(&request, &Call { timeout: Some(timeout), ..Call::default() }) }.map(drop)
+        };
+        std::thread::scope(|scope| {
+            let threads = ranks.each_ref().map(|context| {
+                scope.spawn(move || {
+                    let child = context.group("turned", &[1, 0]).expect("the ranks meet");
+                    // What a group does once is done then.
+                    for group in [context, &child] {
+                        barrier(group, PATIENCE).expect("both come");
+                    }
+                    child
+                })
+            });
+            let [absent, held_up] = threads.map(|rank| rank.join().expect("no panic"));
+            let Place::Group(group) = held_up.place() else { panic!("two ranks") };
+            let group = group.clone();
+            let waits = scope.spawn(move || barrier(&held_up, PATIENCE));
+            let call = || group.endpoint().recorder().running(group.id());
+            while call().is_none_or(|call| call.awaited.rank().is_none()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let error = barrier(&ranks[0], Duration::from_millis(500)).expect_err("rank 1 does not come");
+            let part = "in 'turned' it is in barrier() #1, still running, waiting for rank 1 there (rank 0 of the job)";
+            assert!(error.text().contains(part), "no '{part}' in: {error}");
+            absent.abort();
+            waits.join().expect("no panic").expect_err("its group is aborted");
+        });
     }
 
     #[test]

@@ -189,15 +189,27 @@ impl Endpoint {
                 _ => "it has called nothing yet".to_string(),
             },
         };
-        // Ranks that make groups in different orders, or by different calls, wait for each other in different groups.
-        let elsewhere = self.recorder().setting_up().filter(|_| running.is_none());
-        let text = match elsewhere.and_then(|call| Some((self.group(call.group)?, call))) {
-            Some((group, call)) => format!("{text}; in '{}' its last call is {call}", group.name()),
+        let text = match self.report_elsewhere(group).filter(|_| running.is_none()) {
+            Some(elsewhere) => format!("{text}; {elsewhere}"),
             None => text,
         };
         let awaited = running.map(|running| running.awaited);
         let waits = awaited.is_some_and(|awaited| awaited != Awaited::Nothing);
         Answer { waits, waits_for: awaited.and_then(Awaited::rank), text: self.with_refusal(text, RECENT) }
+    }
+
+    /// What this rank is doing in another group, which may keep it from what it is to call in `group`.
+    fn report_elsewhere(&self, group: u64) -> Option<String> {
+        // Ranks that make groups in different orders, or by different calls, wait for each other in different groups.
+        let making = self.recorder().setting_up();
+        if let Some((other, call)) = making.and_then(|call| Some((self.group(call.group)?, call))) {
+            return Some(format!("in '{}' its last call is {call}", other.name()));
+        }
+        let call = self.recorder().running_beside(group)?;
+        let other = self.group(call.group)?;
+        let awaited = call.awaited.rank().and_then(|rank| other.members().get(rank as usize));
+        let whom = awaited.map(|peer| format!(" there (rank {peer} of the job)")).unwrap_or_default();
+        Some(format!("in '{}' it is in {call}{whom}", other.name()))
     }
 }
 
