@@ -536,6 +536,12 @@ fn dial(
     let mut bytes = [0; wire::SERVER_HELLO];
     timed.read_exact(&mut bytes).map_err(|cause| greeting(cause, "no greeting"))?;
     let Some(hello) = ServerHello::parse(&bytes) else {
+        if bytes.starts_with(wire::FAMILY) {
+            let text = format!(
+                "the store at {address} is of another version of unisono: install one build for all ranks and for unisono-run"
+            );
+            return Err(Refusal::ForGood(Error::new(Status::Mismatch, text)));
+        }
         return Err(Refusal::ForGood(Error::new(
             Status::System,
             format!(

@@ -230,6 +230,26 @@ fn another_program_on_the_port_is_recognised() {
 }
 
 #[test]
+fn a_store_of_another_version_is_told_from_another_program() {
+    let listener = TcpListener::bind(loopback()).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut hello = [0; wire::SERVER_HELLO];
+            hello[..8].copy_from_slice(b"UNISTOR1");
+            stream.write_all(&hello).unwrap();
+        });
+        // No deadline: only an immediate refusal returns.
+        let error = TcpStore::connect("127.0.0.1", port, None, Deadline::NEVER).unwrap_err();
+        assert_eq!(error.status(), Status::Mismatch, "{error}");
+        for part in ["is of another version of unisono", "install one build", "unisono-run"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    });
+}
+
+#[test]
 fn a_server_that_ends_during_a_wait_fails_all_calls_with_one_cause() {
     let server = ServerHandle::start(loopback(), None).unwrap();
     let store = client(&server, None);

@@ -17,6 +17,8 @@ use super::secret::SecretKey;
 
 /// The first bytes of both greetings; the digit is the version.
 pub(super) const MAGIC: [u8; 8] = *b"UNISTOR2";
+/// What they begin with in every version.
+pub(super) const FAMILY: &[u8] = MAGIC.split_at(7).0;
 /// Set by a server and a client who have a secret.
 pub(super) const WITH_SECRET: u8 = 1;
 /// Set by a server who has no room for another client.
