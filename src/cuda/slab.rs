@@ -1,5 +1,5 @@
-//! Device memory that peers reach: large allocations, shared by the communicators of a process, and the arenas cut out
-//! of them.
+//! Device memory that peers reach: large allocations, and the arenas cut out of them. Those of a process share an allocation where
+//! they are small.
 //!
 //! Device memory is allocated and freed in few large pieces because both may wait for the device and its peers, which
 //! may be running kernels that wait for each other. A peer in another process opens a slab as a whole, once for each of
@@ -20,8 +20,8 @@ use crate::error::{Result, Status};
 use crate::sys::heap::Heap;
 use crate::sys::{fork, process, random};
 
-/// Bytes of a slab, unless one arena is larger: those of exchanges with the default table are, and have a slab to themselves, so
-/// that a communicator takes what it needs and no more.
+/// Bytes of a slab, unless one arena is larger. Those of exchanges with the default table are, or leave no room for another (five
+/// ranks' on one host): each has a slab to itself, so that a communicator takes little more than it needs.
 pub const SLAB_BYTES: usize = 32 << 20;
 
 /// Arenas begin at multiples of this many bytes.

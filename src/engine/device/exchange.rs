@@ -189,7 +189,7 @@ impl DeviceExchange {
         Ok(location)
     }
 
-    /// How many bytes of its memory others write to.
+    /// How many bytes of its memory others write to, and calls between hosts work in.
     pub fn arena_bytes(&self) -> u64 {
         self.parts().arena.bytes() as u64
     }

@@ -8,19 +8,18 @@ use std::sync::Arc;
 use super::exchange::DeviceExchange;
 use crate::cuda::context::Devices;
 use crate::cuda::local::Kernels as Folds;
-use crate::cuda::slab::Arena;
-use crate::deadline::Deadline;
 use crate::engine::staged;
 use crate::engine::staged::relay::{Crew, Seat};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 
-/// Bytes of device memory that calls across hosts work in: two chunks, which the slab of the arenas has room for.
+/// Bytes of device memory that calls across hosts work in, two chunks: a part of the rank's arena, since beside it they would take a
+/// slab of their own.
 #[cfg(not(test))]
-const WORKSPACE_BYTES: usize = 16 << 20;
+pub(super) const WORKSPACE_BYTES: usize = 16 << 20;
 /// Tests cut short calls.
 #[cfg(test)]
-const WORKSPACE_BYTES: usize = 16 << 10;
+pub(super) const WORKSPACE_BYTES: usize = 16 << 10;
 
 /// Where a rank sits: `inside` consecutive ranks are on each of `hosts` hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,34 +128,22 @@ impl Hosts {
     }
 }
 
-/// What calls are made with, in memory that somebody else keeps.
+/// What calls are made with. Made before the ranks agree, since it may fail.
 #[derive(Debug)]
 pub(super) struct Means {
     folds: Arc<dyn Folds>,
     workspace: (u64, usize),
 }
 
-/// What has to be made before the ranks agree, since it may fail.
-#[derive(Debug)]
-pub(super) struct Tools {
-    folds: Arc<dyn Folds>,
-    memory: Memory,
-}
-
-/// What calls across hosts work in. Kept until the last of them has left it.
-#[derive(Debug)]
-pub(super) struct Memory {
-    workspace: Arena,
-}
-
-impl Tools {
-    /// Loads and allocates, also what the parts between hosts run in: may wait for the device.
+impl Means {
+    /// Loads what folds, also what the parts between hosts run in: may wait for the device. `workspace`: the first byte of
+    /// [`WORKSPACE_BYTES`], which the exchange keeps until its last call has left them.
     pub(super) fn new(
         devices: &Arc<Devices>,
         device: u32,
         folds: &Arc<dyn Folds>,
-        deadline: Deadline,
-    ) -> Result<Tools> {
+        workspace: u64,
+    ) -> Result<Means> {
         for dtype in DataType::ALL {
             let scaled = [Operator::Average, Operator::PreMulSum(1.0)];
             // Accumulators of other types are elements, and every other operator leaves them as they are.
@@ -167,15 +154,7 @@ impl Tools {
             }
         }
         staged::prepare(devices, device)?;
-        let workspace = Arena::new(devices, device, WORKSPACE_BYTES, deadline)?;
-        Ok(Tools { folds: folds.clone(), memory: Memory { workspace } })
-    }
-
-    /// The memory apart.
-    pub(super) fn part(self) -> (Means, Memory) {
-        let Tools { folds, memory } = self;
-        let workspace = (memory.workspace.address(), memory.workspace.bytes());
-        (Means { folds, workspace }, memory)
+        Ok(Means { folds: folds.clone(), workspace: (workspace, WORKSPACE_BYTES) })
     }
 }
 

@@ -10,7 +10,6 @@ use once_cell::sync::OnceCell;
 use super::Kernels;
 use super::board::Boards;
 use super::exchange::OneSided;
-use super::hosts::Memory;
 use super::window::Windows;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Priority, least_limit, retry};
@@ -118,10 +117,8 @@ pub(super) struct Parts {
     pub(super) fault: Arc<Fault>,
     /// The group's rank that is the first member.
     pub(super) first: u32,
-    /// Here the others write.
+    /// Here the others write, and calls between hosts work.
     pub(super) arena: Arena,
-    /// Where there are several hosts.
-    pub(super) _memory: Option<Memory>,
     /// There this rank writes.
     pub(super) _opened: Vec<Arc<Opened>>,
     pub(super) boards: Boards,

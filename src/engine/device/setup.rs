@@ -15,7 +15,7 @@ use once_cell::sync::OnceCell;
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::{DeviceExchange, OneSided, mixes_by_default};
-use super::hosts::{Hosts, Layout, Tools};
+use super::hosts::{Hosts, Layout, Means, WORKSPACE_BYTES};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
 use super::retired::{Astray, Parts, Room};
@@ -34,6 +34,9 @@ use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 
 pub use super::offer::MESSAGE_BYTES;
+
+/// The parts of an arena begin at multiples of this many bytes.
+const ALIGNMENT: usize = 4096;
 
 /// What comes next.
 #[allow(clippy::large_enum_variant)] // One of them, for a moment.
@@ -77,6 +80,8 @@ struct Own {
     device: u32,
     chosen: Chosen,
     arena: Arena,
+    /// Where calls between hosts work in it, if there are several.
+    workspace: u64,
     board: Region,
     fault: Arc<Fault>,
     /// Until the proof is done.
@@ -112,7 +117,7 @@ struct Made {
     stream: Stream,
     /// Where there are several hosts.
     urgent: OnceCell<Stream>,
-    tools: Option<Tools>,
+    means: Option<Means>,
 }
 
 impl Setup {
@@ -253,7 +258,7 @@ impl Setup {
 
     /// Makes what may fail. `whole_lines`: all GPUs store wide lines so.
     fn make(&self, own: &Own, mapped: &Mapped, whole_lines: bool) -> Result<Made> {
-        let Own { devices, device, chosen, fault, .. } = own;
+        let Own { devices, device, chosen, workspace, fault, .. } = own;
         let (rank, arenas) = (self.layout.place(), &mapped.arenas);
         let table = match whole_lines {
             true => chosen.table,
@@ -272,8 +277,8 @@ impl Setup {
             true => OnceCell::with_value(Stream::with_priority(devices, *device, false, Priority::Highest)?),
             false => OnceCell::new(),
         };
-        let tools = across.then(|| Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline));
-        let tools = tools.transpose()?;
+        let means = across.then(|| Means::new(devices, *device, &(self.loads.fold)(devices), *workspace));
+        let means = means.transpose()?;
         let stream = Stream::new(devices, *device, true)?;
         Ok(Made {
             kernels,
@@ -285,18 +290,17 @@ impl Setup {
             one_sided: OneSided::new(devices, *device)?,
             stream,
             urgent,
-            tools,
+            means,
         })
     }
 
     fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
-        let Made { kernels, last, mark, within, replayed, astray, one_sided, stream, urgent, tools } = made;
+        let Made { kernels, last, mark, within, replayed, astray, one_sided, stream, urgent, means } = made;
         let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
         };
         let layout = self.layout;
-        let (means, memory) = tools.map(Tools::part).unzip();
         let exchange = Arc::new(DeviceExchange::new(Parts {
             first: layout.first(),
             last,
@@ -313,7 +317,6 @@ impl Setup {
             windows: Mutex::default(),
             fault: own.fault,
             arena: own.arena,
-            _memory: memory,
             _opened: mapped.opened,
             boards,
             said_goodbye: AtomicBool::new(false),
@@ -469,15 +472,16 @@ impl Own {
             }
             group.open_links(&layout.others(group.members()), deadline)?;
         }
-        let bytes = chosen.table.arena_bytes(layout.inside).next_multiple_of(64);
+        let exchanged = chosen.table.arena_bytes(layout.inside).next_multiple_of(ALIGNMENT);
+        let bytes = exchanged + if layout.hosts > 1 { WORKSPACE_BYTES } else { 0 };
         let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;
         let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
             fail!(OutOfMemory, "no room, or no memory, for {BOARD_BYTES} bytes in the shared segment")
         };
         let fault = Arc::new(Fault::new(&devices, device)?);
-        let area = arena.address() + bytes as u64;
+        let (workspace, area) = (arena.address() + exchanged as u64, arena.address() + bytes as u64);
         let probe = Probe::new(&devices, device, area, layout.place() as usize, group.id(), deadline)?;
-        Ok(Own { devices, device, chosen, arena, board, fault, probe: Some(probe) })
+        Ok(Own { devices, device, chosen, arena, workspace, board, fault, probe: Some(probe) })
     }
 
     fn probe(&self) -> Result<&Probe> {

@@ -36,6 +36,20 @@ fn composed_calls_have_the_bits_of_host_memory() {
     }
 }
 
+/// An arena has a slab to itself, and so would what is allocated beside it.
+#[test]
+fn what_calls_between_hosts_work_in_lies_in_the_arena() {
+    ranks(2, 2, Order::RoundRobin, |rank| {
+        let (hosts, exchange) = (rank.hosts(), rank.hosts().exchange().clone());
+        let (workspace, bytes) = hosts.workspace();
+        let arena = exchange.latch_address()..exchange.latch_address() + exchange.arena_bytes();
+        let used = arena.start + Table::default().arena_bytes(2) as u64;
+        assert!(used <= workspace && workspace + bytes as u64 <= arena.end, "{workspace:#x}: {arena:#x?}");
+        let slab = (exchange.arena_bytes() as usize).next_multiple_of(2 << 20);
+        assert_eq!(rank.double.allocated(rank.device), slab);
+    });
+}
+
 #[test]
 fn short_calls_are_staged_by_the_bytes_of_their_kind() {
     let bounds = Bounds { allreduce: 8, reduce: 16, broadcast: 24, reduce_scatter: 32 };
