@@ -231,7 +231,7 @@ impl Context {
     }
 
     /// Starts the same and returns; the library moves it when nobody waits. The input is read before this returns.
-    /// The result is there when the work has completed.
+    /// The result is there when the work has completed. For programs in Rust: from C it is [`Context::start_sparse`].
     pub fn start_sparse_allreduce(
         &self,
         input: &Input<'_>,

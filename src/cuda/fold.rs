@@ -31,8 +31,6 @@ const ELEMENT: Representation = Representation::Element;
 /// unloading waits for everything that runs there.
 pub struct FoldKernels {
     loaded: ByDevice<Arc<Loaded>>,
-    /// The most blocks of a launch, if it is not by the device's multiprocessors.
-    blocks: Option<u32>,
 }
 
 /// What is loaded on one device.
@@ -50,13 +48,13 @@ impl FoldKernels {
     /// Those of this machine's devices ([`Devices::open`]), the same for everybody.
     pub fn open() -> Arc<FoldKernels> {
         static KERNELS: OnceLock<Arc<FoldKernels>> = OnceLock::new();
-        KERNELS.get_or_init(|| Arc::new(FoldKernels { loaded: ByDevice::new(), blocks: None })).clone()
+        KERNELS.get_or_init(|| Arc::new(FoldKernels { loaded: ByDevice::new() })).clone()
     }
 
-    /// Loaded once more, with launches of at most `blocks` blocks: for measurements, and for callers who want their
-    /// multiprocessors for something else.
-    pub fn with_blocks(blocks: u32) -> Arc<FoldKernels> {
-        Arc::new(FoldKernels { loaded: ByDevice::new(), blocks: Some(blocks.max(1)) })
+    /// Those of a driver double's devices, whose numbers this machine's have, too.
+    #[cfg(test)]
+    pub fn apart() -> Arc<FoldKernels> {
+        Arc::new(FoldKernels { loaded: ByDevice::new() })
     }
 }
 
@@ -69,7 +67,7 @@ impl Kernels for FoldKernels {
         operator: Operator,
     ) -> Result<()> {
         name(dtype, operator)?;
-        let load = || Loaded::new(devices, device, self.blocks).map(Arc::new);
+        let load = || Loaded::new(devices, device).map(Arc::new);
         self.loaded.get_or_make(devices, device, load).map(drop)
     }
 
@@ -140,13 +138,10 @@ impl fmt::Debug for FoldKernels {
 impl Loaded {
     /// Loads the kernels and has each run once, over nothing: the driver loads a kernel when it is first launched, and that
     /// waits for everything that runs on the device. A stream that waits for a call of ours would then wait for ever.
-    fn new(devices: &Arc<Devices>, device: u32, blocks: Option<u32>) -> Result<Loaded> {
+    fn new(devices: &Arc<Devices>, device: u32) -> Result<Loaded> {
         let driver = devices.driver();
         let image = IMAGE.of_device(driver, device)?;
-        let blocks = match blocks {
-            Some(blocks) => blocks,
-            None => driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR,
-        };
+        let blocks = driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR;
         let began = Instant::now();
         let _relaxed = devices.relax()?;
         let _entered = devices.enter(device)?;
@@ -254,7 +249,7 @@ mod tests {
         double.shrink(132);
         double.run_code(grids.clone());
         let devices = Devices::over(double).expect("a driver");
-        let kernels: Arc<dyn Kernels> = Arc::new(FoldKernels { loaded: ByDevice::new(), blocks: None });
+        let kernels: Arc<dyn Kernels> = FoldKernels::apart();
         kernels.prepare(&devices, 0, DataType::U8, Operator::Sum).expect("they load");
         let stream = Stream::new(&devices, 0, false).expect("a stream");
         let _entered = devices.enter(0).expect("it is there");

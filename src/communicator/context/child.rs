@@ -54,7 +54,7 @@ impl Context {
     }
 
     /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
-    /// others.
+    /// others. For programs in Rust: `libnccl.so.2` has [`Context::begin_regroup`].
     pub fn regroup(&self, name: &str, ranks: &[u32]) -> Result<Context> {
         self.begin_regroup(name, ranks)?.meet()
     }

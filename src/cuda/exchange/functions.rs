@@ -360,7 +360,7 @@ mod tests {
         double.load_modules();
         let devices = Devices::over(double.clone()).expect("a driver");
         Functions::of(&devices, 0).expect("they load");
-        FoldKernels::with_blocks(1).prepare(&devices, 0, DataType::U8, Operator::Sum).expect("they load");
+        FoldKernels::apart().prepare(&devices, 0, DataType::U8, Operator::Sum).expect("they load");
         assert_eq!(double.unloaded(), Vec::<String>::new());
     }
 }

@@ -110,11 +110,6 @@ impl Pointers {
         Ok(pointers)
     }
 
-    /// Changes the size of the pieces in which memory goes through the host, where it has to; 4 MiB unless told.
-    pub fn with_piece(self, bytes: usize) -> Pointers {
-        Pointers { piece: bytes.max(1), ..self }
-    }
-
     /// For a reduction that is always followed by a broadcast from the same root, over the same pointers and streams, and
     /// for that broadcast: in between, no stream but the root's is given anything. Leaves out waits that the other
     /// makes needless.

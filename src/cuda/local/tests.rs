@@ -62,7 +62,7 @@ impl Scene {
         // SAFETY: the double trusts nothing, and keeps memory until it is dropped.
         let pointers = unsafe { Pointers::new(&self.devices, &self.spans, &self.streams) }.unwrap();
         let pairs_from = if self.pairs { 0 } else { usize::MAX };
-        Pointers { pairs_from, first_chunk: BYTES / 8, ..pointers.with_piece(BYTES / 8) }
+        Pointers { piece: BYTES / 8, pairs_from, first_chunk: BYTES / 8, ..pointers }
     }
 
     fn fill(&self, index: usize, bytes: &[u8]) {

@@ -393,7 +393,7 @@ fn a_rank_that_cannot_relay_has_all_go_the_ordinary_way(way: &str) {
             let kernels = match rank.rank {
                 0 => Arc::new(DoubleKernels(rank.double.clone())) as Arc<dyn crate::cuda::local::Kernels>,
                 // The double loads no modules.
-                _ => FoldKernels::with_blocks(1),
+                _ => FoldKernels::apart(),
             };
             rank.context.cuda().pretend_kernels(kernels);
             let mut works = vec![exercise(rank, Kind::Allreduce, 300, false, 0).expect("it starts")];
