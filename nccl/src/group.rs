@@ -153,78 +153,56 @@ pub(crate) fn in_group(body: impl FnOnce() -> Result<ncclResult_t>) -> ncclResul
     guard_or(note, body)
 }
 
+/// Keeps `thing` for the end of this thread's group; outside of a group it comes back, to be done now.
+fn keep<T>(thing: T, keep: impl FnOnce(&mut Group, T)) -> Option<T> {
+    KEPT.with_borrow_mut(|kept| match kept.group.depth {
+        0 => Some(thing),
+        _ => {
+            keep(&mut kept.group, thing);
+            None
+        }
+    })
+}
+
 /// Starts a call, now or at the end of the group.
 pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
-    if KEPT.with_borrow(|kept| kept.group.depth == 0) {
-        return engine::launch_one(launch).map(|()| SUCCESS);
-    }
-    KEPT.with_borrow_mut(|kept| kept.group.calls.add(launch))?;
-    Ok(SUCCESS)
+    let mut kept = Ok(());
+    let now = keep(launch, |group, launch| kept = group.calls.add(launch));
+    now.map_or(kept, engine::launch_one).map(|()| SUCCESS)
 }
 
 /// Puts or signals, now or at the end of the group.
-pub(crate) fn send(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
-    one_sided(start, |group| &mut group.sent)
+pub(crate) fn put_or_signal(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
+    let now = keep(start, |group, start| group.sent.push(Box::new(start)));
+    now.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
 }
 
 /// Waits for signals, now or at the end of the group, behind what it puts and signals: others may wait for that first.
-pub(crate) fn wait(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
-    one_sided(start, |group| &mut group.waits)
-}
-
-fn one_sided(
-    start: impl FnOnce() -> Result<()> + 'static,
-    kept_in: impl FnOnce(&mut Group) -> &mut Vec<OneSided>,
-) -> Result<ncclResult_t> {
-    let mut start = Some(start);
-    KEPT.with_borrow_mut(|kept| {
-        if kept.group.depth > 0
-            && let Some(start) = start.take()
-        {
-            kept_in(&mut kept.group).push(Box::new(start));
-        }
-    });
-    start.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
+pub(crate) fn wait_signals(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
+    let now = keep(start, |group, start| group.waits.push(Box::new(start)));
+    now.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
 }
 
 /// Shares a window, now or at the end of the group.
 pub(crate) fn share(sharing: Sharing) -> Result<()> {
-    share_with(sharing, |group| &mut group.sharings)
+    let now = keep(sharing, |group, sharing| group.sharings.push(sharing));
+    now.map_or(Ok(()), |sharing| setup::share(vec![sharing]))
 }
 
 /// Suspends a communicator, now or at the end of the group, behind what the group has called.
 pub(crate) fn suspend(sharing: Sharing) -> Result<()> {
-    share_with(sharing, |group| &mut group.suspensions)
-}
-
-fn share_with(sharing: Sharing, others: fn(&mut Group) -> &mut Vec<Sharing>) -> Result<()> {
-    let mut sharing = Some(sharing);
-    KEPT.with_borrow_mut(|kept| {
-        if kept.group.depth > 0 {
-            others(&mut kept.group).extend(sharing.take());
-        }
-    });
-    sharing.map_or(Ok(()), |sharing| setup::share(vec![sharing]))
+    let now = keep(sharing, |group, sharing| group.suspensions.push(sharing));
+    now.map_or(Ok(()), |sharing| setup::share(vec![sharing]))
 }
 
 /// Finalizes a communicator, now or at the end of the group.
 pub(crate) fn finalize(communicator: Arc<Communicator>) -> Result<ncclResult_t> {
-    let mut communicator = Some(communicator);
-    KEPT.with_borrow_mut(|kept| {
-        if kept.group.depth > 0 {
-            kept.group.finalized.extend(communicator.take());
-        }
-    });
-    end::finish(communicator)
+    end::finish(keep(communicator, |group, communicator| group.finalized.push(communicator)))
 }
 
 /// A communicator was destroyed: what the group has called before is waited for at its end.
 pub(crate) fn destroy(communicator: Arc<Communicator>) {
-    KEPT.with_borrow_mut(|kept| {
-        if kept.group.depth > 0 {
-            kept.group.destroyed.push(communicator);
-        }
-    });
+    keep(communicator, |group, communicator| group.destroyed.push(communicator));
 }
 
 /// Makes a communicator meet, now or at the end of the group.
@@ -233,13 +211,8 @@ pub(crate) fn join(joining: Joining) -> Result<ncclResult_t> {
 }
 
 /// Makes communicators meet, which may wait for each other, now or at the end of the group.
-pub(crate) fn join_all(mut joinings: Vec<Joining>) -> Result<ncclResult_t> {
-    KEPT.with_borrow_mut(|kept| {
-        if kept.group.depth > 0 {
-            kept.group.joinings.append(&mut joinings);
-        }
-    });
-    setup::meet(joinings)
+pub(crate) fn join_all(joinings: Vec<Joining>) -> Result<ncclResult_t> {
+    setup::meet(keep(joinings, |group, joinings| group.joinings.extend(joinings)).unwrap_or_default())
 }
 
 impl Group {
@@ -502,7 +475,7 @@ mod tests {
         let ([first, second], (signal, signalled)) = (pair(), mpsc::channel());
         thread::scope(|scope| {
             let puts = scope.spawn(|| {
-                let put = send(move || {
+                let put = put_or_signal(move || {
                     PLACES[1].store(4, Ordering::SeqCst);
                     signal.send(()).expect("the other waits");
                     Ok(())
@@ -511,7 +484,7 @@ mod tests {
             });
             let waits = scope.spawn(|| {
                 assert_eq!(ncclGroupStart(), SUCCESS);
-                let waits = wait(move || {
+                let waits = wait_signals(move || {
                     signalled.recv_timeout(SOON).expect("the other signals");
                     assert_eq!(PLACES[1].load(Ordering::SeqCst), 4, "the sum is there before what it is of");
                     Ok(())
@@ -530,7 +503,7 @@ mod tests {
         thread::scope(|scope| {
             let puts = scope.spawn(|| {
                 assert_eq!(ncclGroupStart(), SUCCESS);
-                let puts = send(move || {
+                let puts = put_or_signal(move || {
                     put.send(PLACES[0].load(Ordering::SeqCst)).expect("the other waits");
                     Ok(())
                 });

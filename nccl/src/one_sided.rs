@@ -45,7 +45,7 @@ pub unsafe extern "C" fn ncclPutSignal(
         let window = window_of(comm, peerWin, "peerWin")?;
         window.window()?;
         let (address, offset) = (localbuff.addr() as u64, peerWinOffset as u64);
-        group::send(move || {
+        group::put_or_signal(move || {
             let (context, call) = from.called()?;
             // SAFETY: the client's promise: the memory is valid until the stream has done it, and the stream lives.
             unsafe { context.put_signal(address, bytes as u64, peer, window.window()?, offset, &call) }
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn ncclSignal(
         let from = OneSided::new(comm, stream)?;
         let peer = from.peer(peer)?;
         check_zeros(&[("sigIdx", sigIdx.into()), ("ctx", ctx.into()), ("flags", flags.into())])?;
-        group::send(move || {
+        group::put_or_signal(move || {
             let (context, call) = from.called()?;
             // SAFETY: the client's promise: the stream lives.
             unsafe { context.signal(peer, &call) }
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn ncclWaitSignal(
             };
             from.push((on.peer(peer)?, signals));
         }
-        group::wait(move || {
+        group::wait_signals(move || {
             let (context, call) = on.called()?;
             // SAFETY: the client's promise: the stream lives.
             unsafe { context.wait_signals(&from, &call) }
