@@ -92,107 +92,11 @@ impl Prepared {
         {
             *buffer = std::ptr::null_mut();
         }
-        let AlgorithmOptions { kind, buffers, root_buffer, .. } = &options;
-        let many = matches!(kind, Kind::Allreduce | Kind::Reduce | Kind::Broadcast);
-        let expected = if *kind == Kind::Barrier { 0 } else { 2 };
-        if kind.point_to_point() {
-            fail!(InvalidArgument, "an algorithm object is for a collective, not for {}", kind.name());
-        }
-        if many && buffers.is_empty() {
-            fail!(InvalidArgument, "pointer_count is 0, but {} needs at least one buffer", kind.name());
-        }
-        if !many && buffers.len() != expected {
-            fail!(
-                InvalidArgument,
-                "pointer_count is {}, but {} takes {expected}: what to send, where to receive",
-                buffers.len(),
-                kind.name()
-            );
-        }
-        if *kind == Kind::Broadcast && is_root && *root_buffer >= buffers.len() {
-            fail!(
-                InvalidArgument,
-                "root_pointer {root_buffer} is out of range: there are {} pointers",
-                buffers.len()
-            );
-        }
-        for (index, buffer) in buffers.iter().enumerate() {
-            if buffer.is_null() && options.count > 0 && !ignores(*kind, is_root, index) {
-                fail!(InvalidArgument, "pointer {index} is NULL, but count is {}", options.count);
-            }
-        }
-        if many {
-            check_apart(buffers, options.count, options.dtype)?;
-        }
-        if let Some(other) = options.call.algorithm.filter(|&named| named != 0 && named != options.algorithm)
-        {
-            fail!(
-                InvalidArgument,
-                "options->call->algorithm is {other}, but options->algorithm, by which the object goes, is {}: name it there, and \
-                 leave that of the call unset",
-                options.algorithm
-            );
-        }
-        let main = match kind {
-            Kind::Broadcast if is_root => *root_buffer,
-            _ => 0,
-        };
-        let output = match (many, buffers.get(1)) {
-            (false, Some(&output)) => output,
-            _ => buffers.get(main).copied().unwrap_or(std::ptr::null_mut()),
-        };
-        let input = buffers.get(main).copied().unwrap_or(std::ptr::null_mut()).cast_const();
-        let mut request = Request {
-            kind: *kind,
-            input,
-            output,
-            counts: Counts::Uniform(options.count),
-            dtype: options.dtype,
-            operator: options.operator,
-            root: options.root,
-        };
-        let averages = many && kind.reduces() && matches!(options.operator, Operator::Average);
-        let averaged = if averages { u32::try_from(buffers.len()).unwrap_or(u32::MAX) } else { 0 };
-        let mut call = Call { algorithm: Some(options.algorithm), averaged, ..options.call.clone() };
+        check(&options, is_root)?;
+        let (mut request, mut call) = (request_of(&options, is_root), call_of(&options));
         let name = context.algorithm(&request, &call)?;
-        let cuda = context.cuda();
-        let body = if on_devices(&options, &mut |address| cuda.locate(address))? {
-            let devices = cuda.devices()?;
-            if many && buffers.len() > 1 {
-                let max_blocks = least_limit([context.max_blocks(), call.max_blocks]);
-                let kernels = limited(FoldKernels::open(), max_blocks);
-                let parts = Parts {
-                    kind: *kind,
-                    pointers: buffers,
-                    streams: &options.streams,
-                    count: options.count,
-                    dtype: options.dtype,
-                    operator: options.operator,
-                    root: options.root,
-                    root_pointer: *root_buffer,
-                    rank: context.rank(),
-                    size: context.size(),
-                };
-                // SAFETY: the caller's promise.
-                let several = unsafe { Several::new(devices, &kernels, &parts) }?;
-                request = several.request().clone();
-                call.stream = Some(several.main());
-                Body::Several(Box::new(several))
-            } else if let Some(&stream) = options.streams.get(if many || output.is_null() { main } else { 1 })
-            {
-                call.stream = Some(stream);
-                // SAFETY: the caller's promise.
-                Body::Stream(unsafe { Apart::new(devices, &options) }?)
-            } else {
-                Body::Call(Vec::new())
-            }
-        } else {
-            let stages = Stages::from_number(options.algorithm).filter(|_| options.count > 0);
-            if let (Some(stages), Place::Group(_)) = (stages, context.place()) {
-                return Err(not_on_host(stages));
-            }
-            Body::Call(if many { options.buffers } else { Vec::new() })
-        };
+        // SAFETY: the caller's promise.
+        let body = unsafe { body_of(context, options, &mut request, &mut call) }?;
         Ok(Prepared { context: context.clone(), request, call, body, name })
     }
 
@@ -315,6 +219,137 @@ impl Prepared {
         }
         after.map(|()| work)
     }
+}
+
+/// Whether the operation takes any number of buffers, each of which is input and output.
+fn takes_many(kind: Kind) -> bool {
+    matches!(kind, Kind::Allreduce | Kind::Reduce | Kind::Broadcast)
+}
+
+/// Refuses what can be seen to be wrong in the options alone.
+fn check(options: &AlgorithmOptions, is_root: bool) -> Result<()> {
+    let AlgorithmOptions { kind, buffers, root_buffer, .. } = options;
+    let many = takes_many(*kind);
+    let expected = if *kind == Kind::Barrier { 0 } else { 2 };
+    if kind.point_to_point() {
+        fail!(InvalidArgument, "an algorithm object is for a collective, not for {}", kind.name());
+    }
+    if many && buffers.is_empty() {
+        fail!(InvalidArgument, "pointer_count is 0, but {} needs at least one buffer", kind.name());
+    }
+    if !many && buffers.len() != expected {
+        fail!(
+            InvalidArgument,
+            "pointer_count is {}, but {} takes {expected}: what to send, where to receive",
+            buffers.len(),
+            kind.name()
+        );
+    }
+    if *kind == Kind::Broadcast && is_root && *root_buffer >= buffers.len() {
+        fail!(
+            InvalidArgument,
+            "root_pointer {root_buffer} is out of range: there are {} pointers",
+            buffers.len()
+        );
+    }
+    for (index, buffer) in buffers.iter().enumerate() {
+        if buffer.is_null() && options.count > 0 && !ignores(*kind, is_root, index) {
+            fail!(InvalidArgument, "pointer {index} is NULL, but count is {}", options.count);
+        }
+    }
+    if many {
+        check_apart(buffers, options.count, options.dtype)?;
+    }
+    if let Some(other) = options.call.algorithm.filter(|&named| named != 0 && named != options.algorithm) {
+        fail!(
+            InvalidArgument,
+            "options->call->algorithm is {other}, but options->algorithm, by which the object goes, is {}: name it there, and \
+             leave that of the call unset",
+            options.algorithm
+        );
+    }
+    Ok(())
+}
+
+/// Which buffer the call between the ranks reads.
+fn main_of(options: &AlgorithmOptions, is_root: bool) -> usize {
+    if options.kind == Kind::Broadcast && is_root { options.root_buffer } else { 0 }
+}
+
+/// The call between the ranks, over one buffer of each.
+fn request_of(options: &AlgorithmOptions, is_root: bool) -> Request {
+    let (kind, buffers) = (options.kind, &options.buffers);
+    let main = buffers.get(main_of(options, is_root)).copied().unwrap_or(std::ptr::null_mut());
+    let output = match (takes_many(kind), buffers.get(1)) {
+        (false, Some(&output)) => output,
+        _ => main,
+    };
+    Request {
+        kind,
+        input: main.cast_const(),
+        output,
+        counts: Counts::Uniform(options.count),
+        dtype: options.dtype,
+        operator: options.operator,
+        root: options.root,
+    }
+}
+
+/// How that is made.
+fn call_of(options: &AlgorithmOptions) -> Call {
+    let AlgorithmOptions { kind, buffers, operator, .. } = options;
+    let averages = takes_many(*kind) && kind.reduces() && matches!(operator, Operator::Average);
+    let averaged = if averages { u32::try_from(buffers.len()).unwrap_or(u32::MAX) } else { 0 };
+    Call { algorithm: Some(options.algorithm), averaged, ..options.call.clone() }
+}
+
+/// How runs go about it, and what that changes in the call between the ranks. On device memory, makes what they need.
+///
+/// # Safety
+/// As [`Prepared::new`].
+unsafe fn body_of(
+    context: &Context,
+    options: AlgorithmOptions,
+    request: &mut Request,
+    call: &mut Call,
+) -> Result<Body> {
+    let AlgorithmOptions { kind, buffers, streams, .. } = &options;
+    let (many, cuda) = (takes_many(*kind), context.cuda());
+    if !on_devices(&options, &mut |address| cuda.locate(address))? {
+        let stages = Stages::from_number(options.algorithm).filter(|_| options.count > 0);
+        if let (Some(stages), Place::Group(_)) = (stages, context.place()) {
+            return Err(not_on_host(stages));
+        }
+        return Ok(Body::Call(if many { options.buffers } else { Vec::new() }));
+    }
+    let devices = cuda.devices()?;
+    if many && buffers.len() > 1 {
+        let max_blocks = least_limit([context.max_blocks(), call.max_blocks]);
+        let kernels = limited(FoldKernels::open(), max_blocks);
+        let parts = Parts {
+            kind: *kind,
+            pointers: buffers,
+            streams,
+            count: options.count,
+            dtype: options.dtype,
+            operator: options.operator,
+            root: options.root,
+            root_pointer: options.root_buffer,
+            rank: context.rank(),
+            size: context.size(),
+        };
+        // SAFETY: the caller's promise.
+        let several = unsafe { Several::new(devices, &kernels, &parts) }?;
+        *request = several.request().clone();
+        call.stream = Some(several.main());
+        return Ok(Body::Several(Box::new(several)));
+    }
+    let is_root = context.rank() == options.root;
+    let of = if many || request.output.is_null() { main_of(&options, is_root) } else { 1 };
+    let Some(&stream) = streams.get(of) else { return Ok(Body::Call(Vec::new())) };
+    call.stream = Some(stream);
+    // SAFETY: the caller's promise.
+    Ok(Body::Stream(unsafe { Apart::new(devices, &options) }?))
 }
 
 /// What a run of a group of one ends with whose streams are not through with it at its deadline.
