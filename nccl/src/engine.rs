@@ -177,26 +177,7 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     calls.resolve(&mut note);
     calls.order();
     let launches = std::mem::take(&mut calls.others);
-    // The calls of one place are closed with it current, all that are together at once.
-    let mut begun: Vec<Begun<'_>> = Vec::new();
-    for launch in &launches {
-        match launch.begin() {
-            Ok(None) => {}
-            Ok(Some(pending)) => {
-                let place = launch.communicator.place;
-                let known = begun.iter().position(|others| others.place == place);
-                let at = known.unwrap_or_else(|| {
-                    let (same, pending) =
-                        (Vec::with_capacity(launches.len()), Vec::with_capacity(launches.len()));
-                    begun.push(Begun { place, launches: same, pending });
-                    begun.len() - 1
-                });
-                begun[at].launches.push(launch);
-                begun[at].pending.push(pending);
-            }
-            Err(error) => note(error),
-        }
-    }
+    let begun = begin_by_place(&launches, &mut note);
     for copy in &copies {
         if let Err(error) = copy.start() {
             note(error);
@@ -219,20 +200,7 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
             Err(error) => note(error),
         }
     }
-    while let Some((launch, _)) = works.first() {
-        let (communicator, stream) = (&launch.communicator, launch.stream);
-        let (same, others) = works
-            .into_iter()
-            .partition(|(other, _)| Arc::ptr_eq(&other.communicator, communicator) && other.stream == stream);
-        works = others;
-        let same: Vec<(&Launch, Work)> = same;
-        let same = same.into_iter().map(|(_, work)| work);
-        match communicator.place {
-            Place::Device(_) => communicator.keep(stream, same),
-            // Each ends by its own deadline, or when somebody aborts.
-            Place::Host(_) => same.filter_map(|work| work.wait(Deadline::NEVER).err()).for_each(&mut note),
-        }
-    }
+    leave(works, &mut note);
     joined.iter().filter_map(|streams| streams.meet().err()).for_each(&mut note);
     first.map_or(Ok(()), Err)
 }
@@ -257,6 +225,48 @@ struct Begun<'a> {
     place: Place,
     launches: Vec<&'a Launch>,
     pending: Vec<Pending>,
+}
+
+/// Begins calls. Those of one place are closed with it current, all that are together at once. `note` is told what fails.
+fn begin_by_place(launches: &[Launch], mut note: impl FnMut(Error)) -> Vec<Begun<'_>> {
+    let mut begun: Vec<Begun<'_>> = Vec::new();
+    for launch in launches {
+        match launch.begin() {
+            Ok(None) => {}
+            Ok(Some(pending)) => {
+                let place = launch.communicator.place;
+                let known = begun.iter().position(|others| others.place == place);
+                let at = known.unwrap_or_else(|| {
+                    let (same, pending) =
+                        (Vec::with_capacity(launches.len()), Vec::with_capacity(launches.len()));
+                    begun.push(Begun { place, launches: same, pending });
+                    begun.len() - 1
+                });
+                begun[at].launches.push(launch);
+                begun[at].pending.push(pending);
+            }
+            Err(error) => note(error),
+        }
+    }
+    begun
+}
+
+/// Leaves works to their communicators, those of one stream together; what is in host memory is waited for. `note` is told what fails.
+fn leave(mut works: Vec<(&Launch, Work)>, mut note: impl FnMut(Error)) {
+    while let Some((launch, _)) = works.first() {
+        let (communicator, stream) = (&launch.communicator, launch.stream);
+        let (same, others) = works
+            .into_iter()
+            .partition(|(other, _)| Arc::ptr_eq(&other.communicator, communicator) && other.stream == stream);
+        works = others;
+        let same: Vec<(&Launch, Work)> = same;
+        let same = same.into_iter().map(|(_, work)| work);
+        match communicator.place {
+            Place::Device(_) => communicator.keep(stream, same),
+            // Each ends by its own deadline, or when somebody aborts.
+            Place::Host(_) => same.filter_map(|work| work.wait(Deadline::NEVER).err()).for_each(&mut note),
+        }
+    }
 }
 
 /// Closes calls of one place together: a work for each.
