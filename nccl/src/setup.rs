@@ -256,7 +256,7 @@ fn share_by(
         }
     }
     for (begin, ..) in &threads {
-        // It waits for that.
+        // Every thread is there: each may begin.
         let _ = begin.send(());
     }
     let all = threads.into_iter().map(|(_, ends, thread)| {

@@ -218,7 +218,7 @@ impl Composed {
         queue.close();
         let enqueued = given.and_then(|()| series.end(group, turn.until(self.late(&turn))));
         let enqueued = enqueued.map_err(|cause| group.blame(&turn, cause));
-        // Nobody else may be looking.
+        // No thread may be waiting: has a thread of the library move it.
         group.endpoint().kick();
         if enqueued.is_err() {
             self.await_end(&running);

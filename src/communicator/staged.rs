@@ -150,7 +150,7 @@ impl Context {
         let Survey { devices, device, on_device, ordered, .. } = &call.survey;
         let copier = match way {
             _ if !*on_device && !*ordered => None,
-            // Limited already.
+            // The relay's kernels already obey `max_blocks`.
             Way::Relayed(plan) => self.load_copier(devices, *device).map(|_| plan.kernels.clone()),
             _ => self.copier(devices, *device, options.max_blocks),
         };
@@ -214,7 +214,7 @@ impl Context {
                 };
                 let (element, piece) = (checked.dtype.size(), self.cuda().piece_bytes());
                 let shape = |bytes, blocks| match &request.counts {
-                    // What is one block is this rank's.
+                    // A side of one block is this rank's own block.
                     Counts::Blocks(counts) => {
                         let own = checked.rank as usize;
                         let counts = if blocks == 1 { &counts[own..=own] } else { counts };
