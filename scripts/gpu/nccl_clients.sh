@@ -12,6 +12,19 @@
 # A client that takes too long is told with the stacks of its threads (stacks.py), in OUT/NAME.stacks or OUT/stacks-PID.
 set -uo pipefail
 
+# usage: what stands above
+usage() {
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+}
+
+case ${1:-} in
+    -h | --help) usage; exit 0 ;;
+esac
+if [ ! -f "${1:-}" ]; then
+    usage >&2
+    exit 2
+fi
+
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 library=$(realpath "$1")
 out=$(realpath -m "${2:-$here/build/nccl-clients}")
