@@ -317,7 +317,7 @@ fn algorithms_that_no_run_would_take_are_refused_when_an_object_is_made() {
                 unsafe { Prepared::new(context, options) }.map(drop).expect_err("no run would take it")
             };
             for (kind, why) in [
-                (Kind::Allreduce, "does not serve allreduce, but broadcast"),
+                (Kind::Allreduce, "serves broadcast, not allreduce"),
                 (Kind::Broadcast, "is for device memory"),
             ] {
                 let error = make(kind);

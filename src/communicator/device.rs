@@ -337,7 +337,7 @@ fn fits(request: &Request, call: &Call) -> bool {
 pub(super) fn check_stages(stages: Stages, kind: Kind, call: &Call) -> Result<()> {
     let name = stages.name();
     if kind != Kind::Broadcast {
-        fail!(InvalidArgument, "algorithm '{name}' does not serve {}, but broadcast", kind.name());
+        fail!(InvalidArgument, "algorithm '{name}' serves broadcast, not {}", kind.name());
     }
     if call.tag.is_some() {
         fail!(InvalidArgument, "algorithm '{name}' takes no tag: GPUs run its calls in their order");

@@ -96,7 +96,7 @@ fn broadcasts_by_stages_are_refused_where_they_cannot_be() {
             unsafe { context.run(&request, &call) }.unwrap_err().text().to_owned()
         };
         let text = refused(Kind::Allreduce, None);
-        assert_eq!(text, "algorithm 'broadcast-one-stage' does not serve allreduce, but broadcast");
+        assert_eq!(text, "algorithm 'broadcast-one-stage' serves broadcast, not allreduce");
         let text = refused(Kind::Broadcast, Some(3));
         assert!(text.contains("takes no tag"), "{text}");
         let text = refused(Kind::Broadcast, None);
