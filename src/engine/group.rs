@@ -1,8 +1,10 @@
 //! The ranks that call together: their numbering, the order of their operations, and their first failure.
 
+mod failing;
 mod inquiry;
 mod making;
 mod refusals;
+mod sharing;
 mod spare;
 mod turn;
 
@@ -21,7 +23,7 @@ use turn::Orders;
 pub use turn::Turn;
 
 use super::device::{Layout, Way};
-use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS, label, say_goodbye};
+use super::direct::Direct;
 use super::endpoint::{Endpoint, Look, Through, lock};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Slot};
@@ -30,9 +32,8 @@ use super::staged::relay;
 use super::wire::{Class, Key};
 use crate::cuda::driver::retry;
 use crate::deadline::{Deadline, Timeout};
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, fail};
 use crate::signature::Signature;
-use crate::transport::memory::PeerMemory;
 
 /// Ranks of one endpoint that call together. Ranks are numbered within the group; `members` maps them to the
 /// endpoint's numbering, which links and messages use.
@@ -144,69 +145,6 @@ impl Group {
     /// The group's number of an endpoint's rank.
     pub fn rank_of(&self, peer: u32) -> Option<u32> {
         self.members.iter().position(|&member| member == peer).map(|rank| rank as u32)
-    }
-
-    // ---- failure
-
-    /// The first failure, if there was one.
-    pub fn failure(&self) -> Option<Error> {
-        if !self.failed.load(Ordering::Acquire) {
-            return None;
-        }
-        self.latched()
-    }
-
-    /// The same when the others may not have been told yet.
-    pub(super) fn latched(&self) -> Option<Error> {
-        self.failure.get().cloned()
-    }
-
-    /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it: who does may end
-    /// the process. Whether it was: then whoever has no caller to tell of it logs it.
-    #[must_use = "a failure that no call tells of is to be logged, once"]
-    pub(super) fn latch(&self, error: &Error, tell: impl FnOnce()) -> bool {
-        /// Also when telling panics.
-        struct Seen<'a>(&'a AtomicBool);
-        impl Drop for Seen<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Release);
-            }
-        }
-        let telling = lock(&self.telling);
-        let seen = Seen(&self.failed);
-        let first = self.failure.set(error.clone()).is_ok();
-        if first {
-            tell();
-        }
-        drop(seen);
-        drop(telling);
-        // Against `link_devices`: either this sees the exchange, or that sees the failure.
-        fence(Ordering::SeqCst);
-        if let Some(exchange) = self.devices.get().and_then(Way::exchange) {
-            exchange.abort();
-        }
-        if first {
-            self.fail_children(error);
-            self.endpoint.awaken_all(self);
-            self.endpoint.wake();
-        }
-        first
-    }
-
-    /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held by threads that do
-    /// not exist, and the members are the parent's.
-    pub fn fail(&self, error: Error) {
-        if self.endpoint.check_fork().is_err() {
-            return;
-        }
-        if self.latch(&error, || self.endpoint.spread(self, &error)) {
-            log::warn!("group '{}' failed: {error}", self.name);
-        }
-    }
-
-    /// As [`Group::fail`], of what this rank has come upon: the others are told which rank it is.
-    pub fn fail_here(&self, error: &Error) {
-        self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)));
     }
 
     // ---- calls
@@ -528,158 +466,9 @@ impl Group {
         lock(&self.orders).entries()
     }
 
-    /// Tells a failure with its call, after making it the group's if the call was everybody's.
-    pub fn blame(&self, turn: &Turn, cause: Error) -> Error {
-        self.spread(turn, &cause);
-        self.tell_of(turn, cause)
-    }
-
-    /// As [`Group::blame`], where a stream may have been given some of the call: that the driver has no memory for the rest is
-    /// everybody's then, also if the call is a message. Its kernels may wait for other ranks, and have the caller's memory until they
-    /// end, which only a failure of the group has them do.
-    pub fn blame_launched(&self, turn: &Turn, cause: Error) -> Error {
-        match cause.status() {
-            Status::OutOfMemory => self.spread_to_all(turn, &cause),
-            _ => self.spread(turn, &cause),
-        }
-        self.tell_of(turn, cause)
-    }
-
-    /// A failure with its call.
-    fn tell_of(&self, turn: &Turn, cause: Error) -> Error {
-        let cause = match turn.class {
-            // What a message failed with is its own; that its peer is gone may come of what the group has failed with.
-            Class::PointToPoint if cause.status() != Status::PeerFailed => cause,
-            _ => self.failure().unwrap_or(cause),
-        };
-        cause.context(self.describe(turn))
-    }
-
-    /// Makes what a call failed with the group's failure, if the call was everybody's, and tells the others. What an
-    /// operation runs in is let go of after that: copies under way may take a while. What the driver refuses is
-    /// everybody's even if the call is a message: the device that it is about serves the group's other calls, too.
-    pub fn spread(&self, turn: &Turn, cause: &Error) {
-        if turn.class != Class::PointToPoint || cause.status() == Status::Cuda {
-            self.spread_to_all(turn, cause);
-        }
-    }
-
-    fn spread_to_all(&self, turn: &Turn, cause: &Error) {
-        // Whether or not it was the first, the call tells of it.
-        let _ = self.latch(cause, || {
-            let here = self.endpoint.hostname(self.endpoint.rank());
-            // What a late call waits for says nothing of the call itself, which may be what others wait for.
-            let call = match cause.status() {
-                Status::Timeout => format!(" of its {}", turn.signature),
-                _ => String::new(),
-            };
-            let told = cause.context(format!("rank {} on {here} reports{call}", self.rank));
-            self.endpoint.spread(self, &told);
-        });
-    }
-
     /// Sends that have not been posted.
     pub fn sends(&self) -> &Arc<Sends> {
         &self.sends
-    }
-
-    // ---- direct exchange
-
-    /// The members' shared memory, when all are on this host and it could be set up.
-    pub fn direct(&self) -> Option<&Arc<Direct>> {
-        self.direct.get()
-    }
-
-    /// What is kept for calls on device memory that are relayed.
-    pub fn relay(&self) -> &Arc<relay::Seat> {
-        &self.relay
-    }
-
-    /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from
-    /// every member by a deadline; every member calls this at the same point, to which they `come` by the first deadline, and the rest
-    /// is done by the second. Whether they have exchanged anything. A failure is everybody's: the others may wait for this rank.
-    pub fn share_memory(
-        &self,
-        come: Deadline,
-        settled: Deadline,
-        exchange: impl Fn([u64; 2], Deadline) -> Result<Vec<[u64; 2]>>,
-    ) -> Result<bool> {
-        self.find_memory(come, settled, exchange).inspect_err(|error| self.fail_here(error))
-    }
-
-    fn find_memory(
-        &self,
-        come: Deadline,
-        settled: Deadline,
-        exchange: impl Fn([u64; 2], Deadline) -> Result<Vec<[u64; 2]>>,
-    ) -> Result<bool> {
-        let local = self.members.iter().all(|&peer| self.endpoint.is_local(peer));
-        if !local || self.members.len() < 2 || self.members.len() > MAX_MEMBERS {
-            return Ok(false);
-        }
-        self.endpoint.retired().sweep();
-        let segment = self.endpoint.registration().segment();
-        let board = if self.endpoint.shares_memory() { segment.allocate(BOARD_BYTES, 4096) } else { None };
-        board.iter().for_each(|board| label(board, self.id));
-        let offset = board.as_ref().map_or(u64::MAX, |board| board.offset() as u64);
-        let offsets: Vec<u64> = exchange([offset, 0], come)?.into_iter().map(|[offset, _]| offset).collect();
-        if offsets.contains(&u64::MAX) {
-            return Ok(true);
-        }
-        // PROOF: this rank's offset is among them, so it has a board.
-        let Some(board) = board else { return Ok(true) };
-        let (peers, agreed) = self.reach_memory(settled, |mine| exchange(mine, settled));
-        let reached = peers.iter().flatten().count() + 1 == self.members.len();
-        // If all said that they reach all; where this rank has not heard them, they may have agreed with it.
-        let shared = agreed.as_ref().map_or(reached, |pulls| pulls.is_some());
-        if !shared {
-            say_goodbye(self.id, self.rank as usize, &peers, &offsets);
-            return agreed.map(|_| true);
-        }
-        let pulls = matches!(agreed, Ok(Some(true)));
-        let retired = self.endpoint.retired().clone();
-        let direct = Direct::new(self.id, self.rank as usize, board, retired, peers, &offsets, pulls);
-        // This rank's goodbye, without which those that have agreed keep their boards, is said as `direct` is dropped.
-        agreed?;
-        let direct = direct?;
-        log::debug!("group '{}' exchanges through shared memory, pulls: {pulls}", self.name);
-        let _ = self.direct.set(Arc::new(direct));
-        Ok(true)
-    }
-
-    /// [`Endpoint::open_links`]; a member that does not link is told by its rank here, too.
-    pub(super) fn open_links(&self, peers: &[u32], deadline: Deadline) -> Result<()> {
-        self.endpoint.open_links(peers, deadline).map_err(|error| match error.status() {
-            Status::Timeout => {
-                let missing = self.endpoint.unlinked(peers);
-                missing.map_or(error.clone(), |peer| self.lost(peer, error))
-            }
-            _ => error,
-        })
-    }
-
-    /// Every member's memory that this rank reaches, but its own. And if all members reach each other's, whether they can read what is
-    /// private there.
-    fn reach_memory(
-        &self,
-        deadline: Deadline,
-        exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>,
-    ) -> (Vec<Option<Arc<PeerMemory>>>, Result<Option<bool>>) {
-        let others: Vec<u32> =
-            self.members.iter().copied().filter(|&peer| peer != self.endpoint.rank()).collect();
-        let linked = self.open_links(&others, deadline);
-        let peers: Vec<Option<Arc<PeerMemory>>> = {
-            let messages = self.endpoint.messages();
-            self.members.iter().map(|&peer| messages.memory(peer).cloned()).collect()
-        };
-        let reachable = peers.iter().flatten().count() == others.len();
-        let pulls = reachable && peers.iter().flatten().all(|memory| memory.can_pull);
-        let agreed = linked.and_then(|()| exchange([u64::from(reachable), u64::from(pulls)]));
-        let pulls = agreed.map(|agreed| {
-            let all = agreed.iter().all(|[reachable, _]| *reachable == 1);
-            all.then(|| agreed.iter().all(|[_, pulls]| *pulls == 1))
-        });
-        (peers, pulls)
     }
 
     // ---- devices

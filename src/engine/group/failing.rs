@@ -1,0 +1,124 @@
+//! The first failure of a group: kept, told to the other members, and told with the call that it ended.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use super::{Group, Turn};
+use crate::engine::device::Way;
+use crate::engine::endpoint::lock;
+use crate::engine::wire::Class;
+use crate::error::{Error, Status};
+
+impl Group {
+    /// The first failure, if there was one.
+    pub fn failure(&self) -> Option<Error> {
+        if !self.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.latched()
+    }
+
+    /// The same when the others may not have been told yet.
+    pub(in crate::engine) fn latched(&self) -> Option<Error> {
+        self.failure.get().cloned()
+    }
+
+    /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it: who does may end
+    /// the process. Whether it was: then whoever has no caller to tell of it logs it.
+    #[must_use = "a failure that no call tells of is to be logged, once"]
+    pub(in crate::engine) fn latch(&self, error: &Error, tell: impl FnOnce()) -> bool {
+        /// Also when telling panics.
+        struct Seen<'a>(&'a AtomicBool);
+        impl Drop for Seen<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let telling = lock(&self.telling);
+        let seen = Seen(&self.failed);
+        let first = self.failure.set(error.clone()).is_ok();
+        if first {
+            tell();
+        }
+        drop(seen);
+        drop(telling);
+        // Against `link_devices`: either this sees the exchange, or that sees the failure.
+        fence(Ordering::SeqCst);
+        if let Some(exchange) = self.devices.get().and_then(Way::exchange) {
+            exchange.abort();
+        }
+        if first {
+            self.fail_children(error);
+            self.endpoint.awaken_all(self);
+            self.endpoint.wake();
+        }
+        first
+    }
+
+    /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held by threads that do
+    /// not exist, and the members are the parent's.
+    pub fn fail(&self, error: Error) {
+        if self.endpoint.check_fork().is_err() {
+            return;
+        }
+        if self.latch(&error, || self.endpoint.spread(self, &error)) {
+            log::warn!("group '{}' failed: {error}", self.name);
+        }
+    }
+
+    /// As [`Group::fail`], of what this rank has come upon: the others are told which rank it is.
+    pub fn fail_here(&self, error: &Error) {
+        self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)));
+    }
+
+    /// Tells a failure with its call, after making it the group's if the call was everybody's.
+    pub fn blame(&self, turn: &Turn, cause: Error) -> Error {
+        self.spread(turn, &cause);
+        self.tell_of(turn, cause)
+    }
+
+    /// As [`Group::blame`], where a stream may have been given some of the call: that the driver has no memory for the rest is
+    /// everybody's then, also if the call is a message. Its kernels may wait for other ranks, and have the caller's memory until they
+    /// end, which only a failure of the group has them do.
+    pub fn blame_launched(&self, turn: &Turn, cause: Error) -> Error {
+        match cause.status() {
+            Status::OutOfMemory => self.spread_to_all(turn, &cause),
+            _ => self.spread(turn, &cause),
+        }
+        self.tell_of(turn, cause)
+    }
+
+    /// A failure with its call.
+    fn tell_of(&self, turn: &Turn, cause: Error) -> Error {
+        let cause = match turn.class {
+            // What a message failed with is its own; that its peer is gone may come of what the group has failed with.
+            Class::PointToPoint if cause.status() != Status::PeerFailed => cause,
+            _ => self.failure().unwrap_or(cause),
+        };
+        cause.context(self.describe(turn))
+    }
+
+    /// Makes what a call failed with the group's failure, if the call was everybody's, and tells the others. What an
+    /// operation runs in is let go of after that: copies under way may take a while. What the driver refuses is
+    /// everybody's even if the call is a message: the device that it is about serves the group's other calls, too.
+    pub fn spread(&self, turn: &Turn, cause: &Error) {
+        if turn.class != Class::PointToPoint || cause.status() == Status::Cuda {
+            self.spread_to_all(turn, cause);
+        }
+    }
+
+    fn spread_to_all(&self, turn: &Turn, cause: &Error) {
+        // Whether or not it was the first, the call tells of it.
+        let _ = self.latch(cause, || {
+            let here = self.endpoint.hostname(self.endpoint.rank());
+            // What a late call waits for says nothing of the call itself, which may be what others wait for.
+            let call = match cause.status() {
+                Status::Timeout => format!(" of its {}", turn.signature),
+                _ => String::new(),
+            };
+            let told = cause.context(format!("rank {} on {here} reports{call}", self.rank));
+            self.endpoint.spread(self, &told);
+        });
+    }
+}
