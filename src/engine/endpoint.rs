@@ -249,11 +249,7 @@ impl Endpoint {
 
     /// Tells all that are linked that a group has failed which is not here yet.
     pub fn warn(&self, group: u64, error: &Error) {
-        let message = Control::Failure { group, error: error.clone() }.encode();
-        let peers: Vec<u32> = self.messages().open_peers().to_vec();
-        for peer in peers {
-            self.registration().send_control(peer, &message);
-        }
+        self.tell_failure(group, error, |_| true);
     }
 
     /// Boards of groups that are gone.
@@ -383,13 +379,16 @@ impl Endpoint {
     }
 
     /// Tells the members of a group that it has failed. Who waits here has to be woken when it has.
-    pub fn spread(&self, group: &Group, error: &Error) {
-        let message = Control::Failure { group: group.id(), error: error.clone() }.encode();
+    pub fn tell_members(&self, group: &Group, error: &Error) {
+        self.tell_failure(group.id(), error, |peer| group.members().contains(&peer));
+    }
+
+    /// Tells those that are linked, and that it `concerns`, that a group has failed.
+    fn tell_failure(&self, group: u64, error: &Error, concerns: impl Fn(u32) -> bool) {
+        let message = Control::Failure { group, error: error.clone() }.encode();
         let peers: Vec<u32> = self.messages().open_peers().to_vec();
-        for peer in peers {
-            if group.members().contains(&peer) {
-                self.registration().send_control(peer, &message);
-            }
+        for peer in peers.into_iter().filter(|&peer| concerns(peer)) {
+            self.registration().send_control(peer, &message);
         }
     }
 

@@ -411,13 +411,13 @@ impl Group {
 
     /// A call of this thread has ended: the next one has its turn, and a failure is everybody's.
     fn conclude(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
-        let result = self.note_end(turn, result);
+        let result = self.end_turn_record(turn, result);
         self.pass_on(turn);
         result
     }
 
-    /// A call has ended; a failure is everybody's.
-    pub fn note_end(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
+    /// A call has ended, which the record says from here on; a failure is everybody's.
+    pub fn end_turn_record(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
         let progress = if result.is_ok() { Progress::Done } else { Progress::Failed };
         self.endpoint.recorder().end(turn.slot, progress);
         let result = result.map_err(|cause| self.blame(turn, cause));

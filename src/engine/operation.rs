@@ -549,7 +549,7 @@ impl Running {
 
     /// As [`Running::finish`]. What had no turn passes it on when it comes: see [`Running::activate`].
     fn end(&self, result: Result<Completion>, standing: Option<String>, had_turn: bool) {
-        let result = self.group.note_end(&self.call, result).map_err(|error| match standing {
+        let result = self.group.end_turn_record(&self.call, result).map_err(|error| match standing {
             Some(standing) => Error::new(error.status(), format!("{error}; here, {standing}")),
             None => error,
         });

@@ -1,4 +1,23 @@
 //! The first failure of a group: kept, told to the other members, and told with the call that it ended.
+//!
+//! What each does with an error (a collective is everybody's call, a message that of its two ranks):
+//!
+//! | | makes it the group's | tells the others | adds the call's text | ends the turn |
+//! |---|---|---|---|---|
+//! | [`Group::latch`] | if it is the first | as its caller does | | |
+//! | [`Group::fail`] | if it is the first | as it is | | |
+//! | [`Group::fail_here`] | as `fail` | with this rank's number | | |
+//! | [`Group::or_fail`], [`Group::or_fail_on`] | if [it is everybody's](super::is_everybodys) | as `fail_here` | | |
+//! | [`Group::spread_to_all`] | if it is the first | with this rank and its host | | |
+//! | [`Group::spread`] | if the call is everybody's, or the driver refuses | as `spread_to_all` | | |
+//! | [`Group::blame`] | as `spread` | as `spread_to_all` | yes | |
+//! | [`Group::blame_launched`] | as `spread`, and if the driver has no memory | as `spread_to_all` | yes | |
+//! | [`Group::tell_of`] | | | yes | |
+//! | [`Group::end_turn_record`] | as `blame` | as `blame` | yes | its record, not the turn |
+//! | [`Group::conclude`] | as `blame` | as `blame` | yes | yes |
+//! | [`Group::note_exchanged`] | | | | its record, as enqueued |
+//!
+//! The last three are for calls that have ended well, too. What goes by `fail` is logged, since no call may tell of it.
 
 #![forbid(unsafe_code)]
 
@@ -62,7 +81,7 @@ impl Group {
         if self.endpoint.check_fork().is_err() {
             return;
         }
-        if self.latch(&error, || self.endpoint.spread(self, &error)) {
+        if self.latch(&error, || self.endpoint.tell_members(self, &error)) {
             log::warn!("group '{}' failed: {error}", self.name);
         }
     }
@@ -118,7 +137,7 @@ impl Group {
                 _ => String::new(),
             };
             let told = cause.context(format!("rank {} on {here} reports{call}", self.rank));
-            self.endpoint.spread(self, &told);
+            self.endpoint.tell_members(self, &told);
         });
     }
 }

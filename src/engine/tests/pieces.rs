@@ -149,7 +149,7 @@ fn a_message_that_ends_with_its_group_ends_with_the_failure_of_the_group() {
         // Unless it has ended: the library may have looked at it meanwhile.
         sends.cancel();
         assert_eq!(receives.wait(Deadline::after(Duration::from_millis(400))), None);
-        groups[0].endpoint().spread(&groups[0], &cause);
+        groups[0].endpoint().tell_members(&groups[0], &cause);
         let error = receives.wait(wait).expect("in time").expect_err("the group has failed");
         assert_eq!(error.status(), Status::Cuda, "{error}");
     }
