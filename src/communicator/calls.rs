@@ -19,7 +19,7 @@ use crate::deadline::Deadline;
 use crate::engine::device::Way;
 use crate::engine::direct::{Direct, DirectRun, Job, Path};
 use crate::engine::executor::{Plan, Run};
-use crate::engine::group::{Group, Turn};
+use crate::engine::group::{Calling, Group, Turn};
 use crate::engine::operation::Operation;
 use crate::engine::point::{Message, Point};
 use crate::engine::wire::Class;
@@ -119,28 +119,27 @@ impl Context {
         }
         // SAFETY: the caller's promise.
         let next = unsafe { self.step(request, call, buffers, plain) }?;
-        let Step { group, class, tag, signature, make } = match next {
+        let Step { group, calling, make } = match next {
             Next::Done => return Ok(Completion::default()),
             // SAFETY: the caller's promise.
             Next::Staged(staging) => return unsafe { self.run_staged(*staging, request, call) },
             Next::Step(step) => step,
         };
-        let timeout = call.timeout;
         match make {
             // The common case runs on this thread's stack.
-            Make::Run(plan, input, output) => group.run(class, tag, signature, timeout, |turn| {
+            Make::Run(plan, input, output) => group.run(calling, |turn| {
                 // SAFETY: the caller's promise.
                 unsafe { Run::new(group, turn, plan, input, output) }
             }),
-            Make::Direct(direct, job, path) => group.run(class, tag, signature, timeout, |turn| {
+            Make::Direct(direct, job, path) => group.run(calling, |turn| {
                 // SAFETY: the caller's promise.
                 unsafe { DirectRun::new(group, turn, direct, job, path) }
             }),
-            Make::Point(message, piece) => group.run(class, tag, signature, timeout, |turn| {
+            Make::Point(message, piece) => group.run(calling, |turn| {
                 // SAFETY: the caller's promise.
                 unsafe { Point::new(group, turn, message, piece) }
             }),
-            Make::Boxed(make) => group.run(class, tag, signature, timeout, |turn| make(group, turn)),
+            Make::Boxed(make) => group.run(calling, |turn| make(group, turn)),
         }
     }
 
@@ -201,7 +200,7 @@ impl Context {
     ) -> Result<Pending> {
         // SAFETY: the caller's promise.
         let next = unsafe { self.step(request, call, buffers, plain) }?;
-        let Step { group, class, tag, signature, make } = match next {
+        let Step { group, calling, make } = match next {
             Next::Done => return Ok(Pending::from(Work::ended(Ok(Completion::default())))),
             Next::Staged(staging) => {
                 // SAFETY: the caller's promise.
@@ -209,7 +208,7 @@ impl Context {
             }
             Next::Step(step) => step,
         };
-        let running = group.start(class, tag, signature, call.timeout, |turn| {
+        let running = group.start(calling, |turn| {
             // SAFETY: the caller's promise.
             unsafe { make.operation(group, turn) }
         })?;
@@ -259,9 +258,8 @@ impl Context {
             if !plain && let Some(staging) = self.or_fail_in(Class::PointToPoint, self.survey(spans, call))? {
                 return Ok(Next::Staged(Box::new(StagedCall::message(staging, signature, message))));
             }
-            let tag = call.tag.unwrap_or(0);
             let make = Make::Point(message, self.cuda().piece_bytes());
-            return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
+            return Ok(Next::Step(Step { group, calling: calling_message(call, signature), make }));
         }
         let mut checked = Checked::new(request, self.rank(), self.size())?;
         if !plain && let Some(staging) = self.or_fail(self.survey_collective(&checked, call))? {
@@ -282,7 +280,6 @@ impl Context {
             unsafe { alone(&checked, request.operator, buffers) }?;
             return Ok(Next::Done);
         };
-        let (class, tag) = class_of(call);
         let by_messages = lists_by_messages(group);
         // SAFETY: the caller's promise.
         let make = unsafe { self.make(group, &mut checked, by_messages, request.operator, call, buffers) };
@@ -291,7 +288,7 @@ impl Context {
         if sends_no_elements(&checked, buffers) {
             signature = signature.over_several();
         }
-        Ok(Next::Step(Step { group, class, tag, signature, make }))
+        Ok(Next::Step(Step { group, calling: calling_collective(call, signature), make }))
     }
 
     /// How a collective on host memory is run; notes in its signature the algorithm that the caller named. `by_messages`: see
@@ -308,7 +305,7 @@ impl Context {
         call: &Call,
         buffers: &[*mut u8],
     ) -> Result<Make> {
-        let class = class_of(call).0;
+        let class = class_of(call);
         let bytes = checked.output_len() * checked.dtype.size();
         if let Some(wide) = widen(checked, operator, buffers, group.size())? {
             let mut rest = wide.rest(checked);
@@ -354,9 +351,7 @@ enum Next<'a> {
 
 struct Step<'a> {
     group: &'a Arc<Group>,
-    class: Class,
-    tag: u64,
-    signature: Signature,
+    calling: Calling,
     make: Make,
 }
 
@@ -391,11 +386,19 @@ impl Make {
 }
 
 /// Which numbers a collective takes.
-pub(super) fn class_of(call: &Call) -> (Class, u64) {
-    match call.tag {
-        Some(tag) => (Class::Tagged, tag),
-        None => (Class::Ordered, 0),
-    }
+pub(super) fn class_of(call: &Call) -> Class {
+    if call.tag.is_some() { Class::Tagged } else { Class::Ordered }
+}
+
+/// What a collective is called with.
+pub(super) fn calling_collective(call: &Call, signature: Signature) -> Calling {
+    Calling { class: class_of(call), tag: call.tag.unwrap_or(0), signature, timeout: call.timeout }
+}
+
+/// What a message is called with.
+pub(super) fn calling_message(call: &Call, signature: Signature) -> Calling {
+    let (tag, timeout) = (call.tag.unwrap_or(0), call.timeout);
+    Calling { class: Class::PointToPoint, tag, signature, timeout }
 }
 
 /// What comes before and after the ordinary reduction of several buffers, or of scaled ones. Of an average, all ranks have

@@ -18,7 +18,7 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::{Deadline, Timeout};
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
 use crate::engine::executor::{Plan, Run};
-use crate::engine::group::Group;
+use crate::engine::group::{Calling, Group};
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
@@ -341,7 +341,7 @@ impl Context {
         let (signature, plan) = self.internal_plan(group, &request)?;
         let signature = signature.of_making(making);
         let left = until.remaining().unwrap_or(Duration::MAX);
-        group.run(Class::Internal, 0, signature, Some(left), |turn| {
+        group.run(Calling { class: Class::Internal, tag: 0, signature, timeout: Some(left) }, |turn| {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
             unsafe { Run::new(group, turn, plan, request.input, request.output) }
         })?;

@@ -40,7 +40,7 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
 use crate::engine::callbacks::hold_back;
 use crate::engine::device::{Caller, Enqueued, Hosts, Layout};
-use crate::engine::group::{Group, Turn};
+use crate::engine::group::{Calling, Group, Turn};
 use crate::engine::operation::Running;
 use crate::engine::wire::Class;
 use crate::error::{Result, fail};
@@ -188,7 +188,8 @@ impl Composed {
         self.context.or_fail(ahead::make_room(series.stream(), group, || until))?;
         let queue = Arc::new(Queue::default());
         let mut turn = None;
-        let (timeout, signature) = (self.caller.timeout, self.signature);
+        let (class, signature, timeout) = (Class::Ordered, self.signature, self.caller.timeout);
+        let calling = Calling { class, tag: 0, signature, timeout };
         let (devices, device) = (exchange.devices(), exchange.device());
         let copier = self.context.copier(devices, device, self.max_blocks);
         let by_couriers = copier.is_some();
@@ -202,7 +203,7 @@ impl Composed {
         }
         // The series is held: calls have their numbers in the order of their launches.
         let number = series.number();
-        let running = group.start(Class::Ordered, 0, signature, timeout, |its| {
+        let running = group.start(calling, |its| {
             turn = Some(*its);
             Across::new(number, exchange.clone(), queue.clone(), !by_couriers)
         })?;

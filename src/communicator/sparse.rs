@@ -30,7 +30,7 @@ use self::order::Order;
 use self::pace::{Pace, at_once};
 use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Gathered, Shape, Tensor};
-use super::calls::{class_of, lists_by_messages};
+use super::calls::{calling_collective, class_of, lists_by_messages};
 use super::context::{DEFAULT_TIMEOUT, Place as Membership};
 use super::survey::Spans;
 use super::{Call, Completion, Context, Work};
@@ -39,7 +39,7 @@ use crate::cuda::driver::{Location, Memory, StreamHandle};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
-use crate::engine::group::Group;
+use crate::engine::group::{Group, Turn};
 use crate::engine::joint::{Alone, Team};
 use crate::engine::staged::{self, Load, Place};
 use crate::error::{Result, fail};
@@ -250,8 +250,7 @@ impl Context {
         // SAFETY: the caller's promise.
         let (result, step) = unsafe { self.sparse_step(input, operator, call, Source::borrow) }?;
         if let Some(Step { group, signature, part, counting, source }) = step {
-            let (class, tag) = class_of(call);
-            group.run(class, tag, signature, call.timeout, |turn| {
+            group.run(calling_collective(call, signature), |turn| {
                 SparseRun::new(turn, part, counting, source)
             })?;
         }
@@ -277,10 +276,8 @@ impl Context {
         let Some(Step { group, signature, part, counting, source }) = step else {
             return Ok((Work::ended(Ok(Completion::default())), result));
         };
-        let (class, tag) = class_of(call);
-        let running = group.start(class, tag, signature, call.timeout, |turn| {
-            SparseRun::new(turn, part, counting, source)
-        })?;
+        let make = |turn: &Turn| SparseRun::new(turn, part, counting, source);
+        let running = group.start(calling_collective(call, signature), make)?;
         let work = Work::running(running);
         Ok(match &result.devices {
             Some(devices) => (work.on_devices(devices), result),
@@ -354,7 +351,7 @@ impl Context {
         };
         let into = result.tensor.clone();
         let pool = self.sparse_memory().clone();
-        let (class, by_messages) = (class_of(call).0, lists_by_messages(group));
+        let (class, by_messages) = (class_of(call), lists_by_messages(group));
         let part = Part { shape, reducer, seat: self.seat(), class, by_messages, pool, into };
         let counting = Counting::new(group, &part, self.plans())?;
         Ok((result, Some(Step { group, signature, part, counting, source })))

@@ -14,7 +14,7 @@ use self::begun::{Close, Exit};
 use self::combined::Combining;
 use self::ways::Way;
 use super::ahead;
-use super::calls::{class_of, lists_by_messages};
+use super::calls::{calling_collective, calling_message, lists_by_messages};
 use super::context::{Context, Place as Membership};
 use super::survey::Survey;
 use super::work::Work;
@@ -23,14 +23,13 @@ use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::driver::least_limit;
 use crate::deadline::Deadline;
-use crate::engine::group::{Group, Turn};
+use crate::engine::group::{Calling, Group, Turn};
 use crate::engine::operation::Operation;
 use crate::engine::point::{self, Message, Pieces};
 use crate::engine::staged::relay::Relay;
 use crate::engine::staged::{
     self, Blocks, Cut, Entry, Exchange, Job, Lists, Shape, Side, Staged, StreamOrder,
 };
-use crate::engine::wire::Class;
 use crate::error::Result;
 use crate::reduce::Reducer;
 use crate::signature::Signature;
@@ -77,13 +76,14 @@ impl Context {
                 .close_alone()?
                 .wait(Deadline::NEVER);
         }
-        let (class, tag, signature) = self.header(&call, options)?;
-        let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;
+        let calling = self.calling(&call, options)?;
+        let (class, signature) = (calling.class, &calling.signature);
+        let way = self.or_fail_in(class, self.way(&call, group, request, options, signature))?;
         let job = self.job(call, group, request, options, &way);
         let (job, _) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
-        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, true) })?;
-        group.run(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))
+        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, *signature, true) })?;
+        group.run(calling, |turn| draft.begin(group, turn))
     }
 
     /// [`Context::begin`] for a call that is staged.
@@ -101,25 +101,26 @@ impl Context {
             return unsafe { self.alone_staged(&call, request, options) }.map(Begun::closed);
         };
         let (stream, ordered) = (call.survey.stream.clone(), call.survey.ordered);
-        let (class, tag, signature) = self.header(&call, options)?;
+        let calling = self.calling(&call, options)?;
+        let (class, signature) = (calling.class, &calling.signature);
         // Its stream waits for no call ahead of it.
         let until = || Deadline::after(options.timeout.unwrap_or(group.timeout()));
         let first = !ordered || !self.or_fail_in(class, ahead::make_room(&stream, group, until))?;
-        let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;
+        let way = self.or_fail_in(class, self.way(&call, group, request, options, signature))?;
         let job = self.job(call, group, request, options, &way);
         let (job, exit) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
-        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, first) })?;
-        let running = group.start(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))?;
+        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, *signature, first) })?;
+        let running = group.start(calling, |turn| draft.begin(group, turn))?;
         let work = Work::running(running.clone()).on_devices(stream.devices());
         let crowded = matches!(exit, Exit::Courier(_)) && couriers::is_crowded(&stream, group);
         Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }), crowded })
     }
 
-    /// The name of a call, and what the ranks compare.
-    fn header(&self, call: &StagedCall, options: &Call) -> Result<(Class, u64, Signature)> {
+    /// What a call is called with.
+    fn calling(&self, call: &StagedCall, options: &Call) -> Result<Calling> {
         match &call.what {
-            What::Message(signature, _) => Ok((Class::PointToPoint, options.tag.unwrap_or(0), *signature)),
+            What::Message(signature, _) => Ok(calling_message(options, *signature)),
             What::Collective(checked) => {
                 let mut checked = checked.clone();
                 if let Some(operator) = checked.operator {
@@ -132,8 +133,7 @@ impl Context {
                 // Lists that not every rank knows are exchanged as from host memory; so ranks may differ in
                 // their memory.
                 checked.signature.device = call.survey.on_device && !checked.listed;
-                let (class, tag) = class_of(options);
-                Ok((class, tag, checked.signature.averaging(options.averaged)))
+                Ok(calling_collective(options, checked.signature.averaging(options.averaged)))
             }
         }
     }

@@ -20,7 +20,7 @@ pub(in crate::engine) use inquiry::{CATCHING_UP, LOOK};
 pub use refusals::is_everybodys;
 use spare::Spare;
 use turn::Orders;
-pub use turn::Turn;
+pub use turn::{Calling, Turn};
 
 use super::device::{Layout, Way};
 use super::direct::Direct;
@@ -152,18 +152,15 @@ impl Group {
     /// Runs an operation to its end in this thread. `make` builds it once its number is known.
     pub fn run<O: Operation + 'static>(
         self: &Arc<Self>,
-        class: Class,
-        tag: u64,
-        signature: Signature,
-        timeout: Option<Duration>,
+        calling: Calling,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Completion> {
-        let mut orders = self.orders(&signature)?;
-        let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
+        let mut orders = self.orders(&calling.signature)?;
+        let (turn, free) = self.take_turn(&mut orders, calling);
         if !free {
             let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
             self.endpoint.adopt(running.clone());
-            orders.of(class, tag).queue.push_back(running.clone());
+            orders.of(turn.class, turn.tag).queue.push_back(running.clone());
             drop(orders);
             return running
                 .wait(Deadline::NEVER)
@@ -255,18 +252,15 @@ impl Group {
     /// Starts an operation; the library moves it.
     pub fn start<O: Operation + 'static>(
         self: &Arc<Self>,
-        class: Class,
-        tag: u64,
-        signature: Signature,
-        timeout: Option<Duration>,
+        calling: Calling,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Arc<Running>> {
-        let mut orders = self.orders(&signature)?;
-        let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
+        let mut orders = self.orders(&calling.signature)?;
+        let (turn, free) = self.take_turn(&mut orders, calling);
         let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
         self.endpoint.adopt(running.clone());
         if !free {
-            orders.of(class, tag).queue.push_back(running.clone());
+            orders.of(turn.class, turn.tag).queue.push_back(running.clone());
             drop(orders);
             running.prepare();
             self.endpoint.kick();
@@ -311,48 +305,29 @@ impl Group {
         Err(error.context(format!("{place} is refused, the group has failed before")))
     }
 
-    fn take_turn(
-        &self,
-        orders: &mut Orders,
-        class: Class,
-        tag: u64,
-        signature: Signature,
-        timeout: Option<Duration>,
-    ) -> (Turn, bool) {
+    fn take_turn(&self, orders: &mut Orders, calling: Calling) -> (Turn, bool) {
+        let Calling { class, tag, .. } = calling;
         let order = orders.of(class, tag);
         let (sequence, era) = order.take(1);
         if era {
             self.endpoint.messages().forget_call(self.id, class, tag);
         }
-        let turn = self.turn(Instant::now(), class, tag, sequence, signature, timeout);
+        let turn = self.turn(calling, sequence);
         // Sends and receives are ordered by their pair and tag alone.
         (turn, class == Class::PointToPoint || order.enter(turn.deadline))
     }
 
-    fn turn(
-        &self,
-        called: Instant,
-        class: Class,
-        tag: u64,
-        sequence: u32,
-        signature: Signature,
-        timeout: Option<Duration>,
-    ) -> Turn {
+    /// The turn of a call that is made now.
+    fn turn(&self, calling: Calling, sequence: u32) -> Turn {
+        let (Calling { class, tag, signature, .. }, called) = (calling, Instant::now());
         let key = Key { group: self.id, tag, sequence, slot: 0, class };
         let slot = self.endpoint.recorder().begin(key, signature, called);
-        self.recorded(slot, key, signature, called, timeout)
+        self.recorded(slot, calling, sequence, called)
     }
 
     /// The turn of a call that has been recorded.
-    fn recorded(
-        &self,
-        slot: Slot,
-        key: Key,
-        signature: Signature,
-        called: Instant,
-        timeout: Option<Duration>,
-    ) -> Turn {
-        let Key { tag, sequence, class, .. } = key;
+    fn recorded(&self, slot: Slot, calling: Calling, sequence: u32, called: Instant) -> Turn {
+        let Calling { class, tag, signature, timeout } = calling;
         let deadline = Deadline::since(called, timeout.unwrap_or(self.timeout()));
         Turn { class, tag, sequence, signature, deadline, called, piece: 0, slot }
     }
@@ -374,8 +349,8 @@ impl Group {
         let called = Instant::now();
         let key = Key { group: self.id, tag: 0, sequence: first, slot: 0, class };
         let slot = self.endpoint.recorder().enqueued(key, before, last, called);
-        let key = Key { sequence: first.wrapping_add(before.len() as u32), ..key };
-        Ok(self.recorded(slot, key, last, called, timeout))
+        let calling = Calling { class, tag: 0, signature: last, timeout };
+        Ok(self.recorded(slot, calling, first.wrapping_add(before.len() as u32), called))
     }
 
     /// Makes the next ordered call of this rank known before it has its number: others that have called something else
@@ -383,7 +358,7 @@ impl Group {
     pub fn announce(&self, signature: Signature, timeout: Option<Duration>) -> Result<Turn> {
         self.check(&signature)?;
         let sequence = lock(&self.orders).of(Class::Ordered, 0).next();
-        Ok(self.turn(Instant::now(), Class::Ordered, 0, sequence, signature, timeout))
+        Ok(self.turn(Calling { class: Class::Ordered, tag: 0, signature, timeout }, sequence))
     }
 
     /// A call that was announced is about to be made.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::bootstrap::{Meeting, meet};
 use super::direct::{BOARD_BYTES, DirectRun, Job, Path};
 use super::endpoint::Through;
-use super::group::{Group, Turn};
+use super::group::{Calling, Group, Turn};
 use super::lane::{Destination, Source, Ticket};
 use super::messages::Messages;
 use super::operation::{Completion, Operation, Running};
@@ -93,6 +93,11 @@ impl Operation for Scripted {
     }
 }
 
+/// What a call is made with.
+fn calling(class: Class, tag: u64, signature: Signature, timeout: Option<Duration>) -> Calling {
+    Calling { class, tag, signature, timeout }
+}
+
 /// The turn of a call that has ended.
 fn turn(group: &Arc<Group>, signature: Signature) -> Turn {
     let mut turn = None;
@@ -100,7 +105,7 @@ fn turn(group: &Arc<Group>, signature: Signature) -> Turn {
         turn = Some(*given);
         Scripted(Some(Ok(Completion::default())), Arc::default())
     };
-    group.run(Class::Ordered, 0, signature, None, end).expect("it ends at once");
+    group.run(calling(Class::Ordered, 0, signature, None), end).expect("it ends at once");
     turn.expect("its turn came")
 }
 
@@ -126,7 +131,8 @@ fn an_operation_that_fails_lets_go_of_its_buffers() {
     let [group, _other] = pair(true);
     let abandoned = Arc::new(AtomicUsize::new(0));
     let failing = Scripted(Some(Err(Error::new(Status::System, "no"))), abandoned.clone());
-    let running = group.start(Class::PointToPoint, 0, BARRIER, None, |_| failing).expect("it starts");
+    let running =
+        group.start(calling(Class::PointToPoint, 0, BARRIER, None), |_| failing).expect("it starts");
     assert!(running.wait(Deadline::NEVER).expect("it ends").is_err());
     assert_eq!(abandoned.load(Ordering::Relaxed), 1);
 }
@@ -138,7 +144,7 @@ fn a_call_whose_turn_does_not_come_says_on_which_rank() {
     group.endpoint().open_links(&[1], wait).expect("a link");
     let start = |timeout| {
         let stuck = Scripted(None, Arc::default());
-        group.start(Class::Ordered, 0, BARRIER, timeout, |_| stuck).expect("it starts")
+        group.start(calling(Class::Ordered, 0, BARRIER, timeout), |_| stuck).expect("it starts")
     };
     let [_ahead, behind] = [None, Some(Duration::from_millis(50))].map(start);
     behind.wait(wait).expect("in time").expect_err("its turn does not come");
@@ -156,7 +162,7 @@ fn a_call_that_is_late_with_the_one_before_it_leaves_it_to_that_to_say_why() {
     group.endpoint().open_links(&[1], wait).expect("a link");
     let start = |_| {
         let (stuck, timeout) = (Scripted(None, Arc::default()), Some(Duration::from_millis(100)));
-        group.start(Class::Ordered, 0, BARRIER, timeout, |_| stuck).expect("it starts")
+        group.start(calling(Class::Ordered, 0, BARRIER, timeout), |_| stuck).expect("it starts")
     };
     let [_ahead, _between, behind] = [(); 3].map(start);
     // Nobody looks meanwhile.
@@ -177,7 +183,7 @@ fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     }
     let timeout = Some(Duration::from_millis(50));
     let stuck = Scripted(None, Arc::default());
-    let running = group.start(Class::Ordered, 0, BARRIER, timeout, |_| stuck).expect("it starts");
+    let running = group.start(calling(Class::Ordered, 0, BARRIER, timeout), |_| stuck).expect("it starts");
     let (tell, told) = mpsc::channel();
     running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
     let error = told.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("nobody came");
@@ -211,7 +217,7 @@ fn calls_that_nobody_waits_for_are_compared_though_nothing_is_sent() {
     group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
     let _ = turn(&other, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
     let stuck = Scripted(None, Arc::default());
-    let running = group.start(Class::Ordered, 0, BARRIER, None, |_| stuck).expect("it starts");
+    let running = group.start(calling(Class::Ordered, 0, BARRIER, None), |_| stuck).expect("it starts");
     let (tell, told) = mpsc::channel();
     running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
     let error = told.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("the calls differ");
@@ -250,7 +256,7 @@ fn a_rank_may_be_ahead_after_any_number_of_calls_that_messages_have_not_heard_of
                 group.pretend_calls(calls - 1);
                 let called = match on_devices {
                     true => group.number(Class::Ordered, &[BARRIER], None).map(drop),
-                    false => group.run(Class::Ordered, 0, BARRIER, None, |_| AtOnce).map(drop),
+                    false => group.run(calling(Class::Ordered, 0, BARRIER, None), |_| AtOnce).map(drop),
                 };
                 called.expect("a call");
             }
@@ -285,9 +291,9 @@ fn tags_that_are_used_once_leave_nothing_behind() {
     group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
     for tag in 1..1000 {
         let ending = || Scripted(Some(Ok(Completion::default())), Arc::default());
-        let turn = group.start(Class::Tagged, tag, BARRIER, None, |_| ending()).expect("it starts");
+        let turn = group.start(calling(Class::Tagged, tag, BARRIER, None), |_| ending()).expect("it starts");
         assert!(turn.wait(Deadline::NEVER).expect("it ends").is_ok());
-        group.run(Class::PointToPoint, tag, BARRIER, None, |_| ending()).expect("it ends at once");
+        group.run(calling(Class::PointToPoint, tag, BARRIER, None), |_| ending()).expect("it ends at once");
     }
     // Two stretches of them, of which neither is full.
     assert_eq!(group.kept_tags(), 2);
@@ -299,7 +305,7 @@ fn tags_that_are_used_once_leave_nothing_behind() {
         number = Some(turn.sequence);
         Scripted(Some(Ok(Completion::default())), Arc::default())
     };
-    group.run(Class::Tagged, 500, BARRIER, None, again).expect("it ends at once");
+    group.run(calling(Class::Tagged, 500, BARRIER, None), again).expect("it ends at once");
     assert_eq!(number, Some(1));
     drop(other);
 }
@@ -316,7 +322,7 @@ fn tags_of_several_kinds_that_share_a_counter_leave_nothing_behind() {
                 assert_eq!(u64::from(turn.sequence), sequence);
                 Scripted(Some(Ok(Completion::default())), Arc::default())
             };
-            let turn = group.start(Class::Tagged, tag, BARRIER, None, ending).expect("it starts");
+            let turn = group.start(calling(Class::Tagged, tag, BARRIER, None), ending).expect("it starts");
             assert!(turn.wait(Deadline::NEVER).expect("it ends").is_ok());
         }
     }
@@ -486,7 +492,7 @@ fn begin<O: Operation + 'static>(
 ) -> Arc<Running> {
     let kind = if matches!(message, Message::Send { .. }) { Kind::Send } else { Kind::Receive };
     let signature = Signature { kind, count: len as u64, ..BARRIER };
-    group.start(Class::PointToPoint, tag, signature, None, make).expect("it starts")
+    group.start(calling(Class::PointToPoint, tag, signature, None), make).expect("it starts")
 }
 
 /// Starts a send to the other rank of a pair.

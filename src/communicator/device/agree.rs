@@ -14,7 +14,7 @@ use crate::engine::callbacks::hold_back;
 use crate::engine::device::{Loads, MESSAGE_BYTES, Setup, Step};
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::executor::Run;
-use crate::engine::group::{Group, Turn};
+use crate::engine::group::{Calling, Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::wire::Class;
 use crate::error::{Error, Result};
@@ -239,7 +239,8 @@ impl Context {
         let into = Arc::new(Mutex::new(Vec::new()));
         let gathered = into.clone();
         let (signature, plan) = plan;
-        let running = group.start(Class::Internal, 0, signature, timeout, |turn| {
+        let calling = Calling { class: Class::Internal, tag: 0, signature, timeout };
+        let running = group.start(calling, |turn| {
             // SAFETY: the operation keeps the buffers, which have the lengths that the request says, for as long as it lives.
             let run = unsafe { Run::new(group, turn, plan, request.input, request.output) };
             Gather { run, _mine: mine, all, into }

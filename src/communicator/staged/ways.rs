@@ -73,8 +73,7 @@ impl Context {
         if !checked.listed || !survey.on_device || short || in_place {
             return Ok(None);
         }
-        if exchange_directly(group, checked, lists_by_messages(group), options, class_of(options).0)?
-            .is_some()
+        if exchange_directly(group, checked, lists_by_messages(group), options, class_of(options))?.is_some()
         {
             return Ok(None);
         }

@@ -13,6 +13,19 @@ use crate::engine::spent::Spent;
 use crate::engine::wire::{Class, Key};
 use crate::signature::Signature;
 
+/// What a call is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Calling {
+    /// Which family of numbers.
+    pub class: Class,
+    /// The caller's tag, or 0.
+    pub tag: u64,
+    /// What is called.
+    pub signature: Signature,
+    /// How long it has; `None`: as long as the group's calls have.
+    pub timeout: Option<Duration>,
+}
+
 /// One call's place in the order, and what is known of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {

@@ -51,7 +51,7 @@ fn receives(
         // SAFETY: the tests keep the memory until the messages have ended.
         let make =
             |turn: &Turn| unsafe { Looked(Point::new(group, turn, message, usize::MAX), looks.clone()) };
-        group.start(Class::PointToPoint, tag as u64, signature, timeout, make).expect("it starts")
+        group.start(calling(Class::PointToPoint, tag as u64, signature, timeout), make).expect("it starts")
     };
     (into.iter_mut().enumerate().map(start).collect(), looks)
 }
@@ -191,7 +191,7 @@ fn each_of_many_operations_has_its_turn() {
     let running: Vec<_> = (0..MANY)
         .map(|_| {
             let make = |_: &Turn| Looked(Told(told.clone()), looks.clone());
-            groups[0].start(Class::Ordered, 0, BARRIER, None, make).expect("it starts")
+            groups[0].start(calling(Class::Ordered, 0, BARRIER, None), make).expect("it starts")
         })
         .collect();
     until_dormant(&groups[0]);

@@ -181,7 +181,7 @@ fn a_message_that_comes_behind_the_deadline_is_for_the_next_receive() {
             let late = scope.spawn(move || {
                 // SAFETY: `came` outlives the thread.
                 let make = |turn: &Turn| unsafe { Point::new(group, turn, message, PIECE) };
-                group.run(Class::PointToPoint, 4, signature, timeout, make)
+                group.run(calling(Class::PointToPoint, 4, signature, timeout), make)
             });
             std::thread::sleep(Duration::from_millis(150));
             done(&send(&groups[0], 4, &[7; 8]));
@@ -234,7 +234,9 @@ fn what_has_not_begun_at_its_deadline_is_for_the_next_receive_or_was_never_sent(
             let signature = Signature { kind, count: LONG as u64, ..BARRIER };
             // SAFETY: the memory is kept until all have ended.
             let make = |turn: &Turn| unsafe { Point::new(group, turn, message.clone(), PIECE) };
-            late.push(group.start(Class::PointToPoint, tag, signature, timeout, make).expect("it starts"));
+            late.push(
+                group.start(calling(Class::PointToPoint, tag, signature, timeout), make).expect("it starts"),
+            );
         }
         for running in late {
             let error = running.wait(soon()).expect("in time").expect_err("nobody is there");
@@ -585,7 +587,8 @@ fn a_receive_that_ends_by_its_deadline_is_not_written_to_afterwards() {
         move_until(&groups, "it is announced", || entries_of(&groups[1]) > before[1]);
         // SAFETY: as above.
         let make = |turn: &Turn| unsafe { Point::new(&groups[1], turn, target.clone(), PIECE) };
-        let receives = groups[1].start(Class::PointToPoint, 4, signature, timeout, make).expect("it starts");
+        let receives =
+            groups[1].start(calling(Class::PointToPoint, 4, signature, timeout), make).expect("it starts");
         let error = receives.wait(soon()).expect("in time").expect_err("no more comes");
         assert_eq!(error.status(), Status::Timeout, "{error}");
         unmap(into, LEN);

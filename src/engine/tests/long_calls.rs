@@ -217,9 +217,9 @@ fn take_broadcast(waits: bool, timeout: Duration, fails_in: usize) -> (Vec<u32>,
     };
     let (signature, timeout) = (signature(Kind::Broadcast), Some(timeout));
     let result = if waits {
-        other.run(Class::Ordered, 0, signature, timeout, make)
+        other.run(calling(Class::Ordered, 0, signature, timeout), make)
     } else {
-        let running = other.start(Class::Ordered, 0, signature, timeout, make).expect("it starts");
+        let running = other.start(calling(Class::Ordered, 0, signature, timeout), make).expect("it starts");
         running.wait(Deadline::after(Duration::from_secs(20))).expect("it ends")
     };
     giving.abandon(&group);
@@ -287,9 +287,9 @@ fn a_deadline_that_passes_while_buffers_are_combined_ends_the_call_there() {
         };
         let timeout = Some(Duration::from_millis(50));
         let result = if waits {
-            group.run(Class::Ordered, 0, BARRIER, timeout, make)
+            group.run(calling(Class::Ordered, 0, BARRIER, timeout), make)
         } else {
-            let running = group.start(Class::Ordered, 0, BARRIER, timeout, make).expect("it starts");
+            let running = group.start(calling(Class::Ordered, 0, BARRIER, timeout), make).expect("it starts");
             running.wait(Deadline::after(Duration::from_secs(20))).expect("it ends")
         };
         let error = result.expect_err("it is late");
@@ -329,14 +329,15 @@ fn an_operation_beside_a_long_call_that_nobody_waits_for_goes_on_meanwhile() {
         Box::new(move |result: Result<Completion>| tell.send((name, result)).expect("the test waits"))
     };
     let beside = Beside(looks.clone(), 0);
-    let beside = other.start(Class::PointToPoint, 0, BARRIER, None, |_| beside).expect("it starts");
+    let beside = other.start(calling(Class::PointToPoint, 0, BARRIER, None), |_| beside).expect("it starts");
     beside.on_complete(note("beside"));
     let make = |turn: &Turn| {
         // SAFETY: as above.
         let run = unsafe { leaf.run(&other, turn) };
         Observed::new(run, None, counting(&looks, usize::MAX))
     };
-    let long = other.start(Class::Ordered, 0, signature(Kind::Broadcast), None, make).expect("it starts");
+    let long =
+        other.start(calling(Class::Ordered, 0, signature(Kind::Broadcast), None), make).expect("it starts");
     long.on_complete(note("long"));
     for due in ["beside", "long"] {
         let (name, result) = told.recv_timeout(Duration::from_secs(20)).expect("it ends");
@@ -376,7 +377,7 @@ fn whoever_looks_at_an_operation_at_work_knows_that_it_is_to_look_again() {
     let [group, _other] = pair(true);
     let by = Arc::default();
     let busy = Busy { looks: 1_000_000, by: Arc::clone(&by) };
-    let running = group.start(Class::PointToPoint, 0, BARRIER, None, |_| busy).expect("it starts");
+    let running = group.start(calling(Class::PointToPoint, 0, BARRIER, None), |_| busy).expect("it starts");
     let own = || by.lock().expect("no panic").iter().filter(|&&by| by == thread::current().id()).count();
     let before = own();
     assert!(before > 0, "whoever starts it looks");
@@ -397,7 +398,7 @@ fn the_deadline_of_who_waits_for_something_else_passes_in_the_middle_of_a_long_c
     let [group, _other] = pair(true);
     let by = Arc::default();
     let busy = Busy { looks: 1_000_000, by: Arc::clone(&by) };
-    let running = group.start(Class::PointToPoint, 0, BARRIER, None, |_| busy).expect("it starts");
+    let running = group.start(calling(Class::PointToPoint, 0, BARRIER, None), |_| busy).expect("it starts");
     let own = || by.lock().expect("no panic").iter().filter(|&&by| by == thread::current().id()).count();
     let before = own();
     let deadline = Deadline::after(Duration::ZERO);
@@ -435,7 +436,7 @@ fn a_rank_at_work_is_not_told_to_wait_for_whom_it_has_waited_for() {
         call = Some(*turn);
         WorksAtTimes(at_work.clone())
     };
-    let working = other.start(Class::Ordered, 0, BARRIER, None, make).expect("it starts");
+    let working = other.start(calling(Class::Ordered, 0, BARRIER, None), make).expect("it starts");
     other.compare(&call.expect("its turn came"), &[0]);
     let late = turn(&group, BARRIER);
     for (works, says, culprit) in [
@@ -466,7 +467,7 @@ fn whoever_waits_for_a_long_call_does_not_sleep_in_the_middle_of_it() {
                 scope.spawn(move || {
                     // SAFETY: the side is kept until the run has ended.
                     let make = |turn: &Turn| unsafe { side.run(group, turn) };
-                    group.run(Class::Ordered, 0, signature(kind), timeout, make).expect("in time");
+                    group.run(calling(Class::Ordered, 0, signature(kind), timeout), make).expect("in time");
                 });
             }
         });

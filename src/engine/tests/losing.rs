@@ -183,7 +183,8 @@ fn a_call_that_needs_a_link_has_its_own_time_and_says_that_the_link_does_not_ope
     let timeout = Some(Duration::from_millis(1300));
     // SAFETY: the memory outlives the wait for the end.
     let make = |turn: &Turn| unsafe { Point::new(&groups[0], turn, message, usize::MAX) };
-    let receive = groups[0].start(Class::PointToPoint, 1, signature, timeout, make).expect("it starts");
+    let receive =
+        groups[0].start(calling(Class::PointToPoint, 1, signature, timeout), make).expect("it starts");
     let error =
         receive.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("nothing came");
     assert_eq!(error.status(), Status::Timeout);

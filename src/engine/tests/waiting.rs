@@ -218,7 +218,8 @@ fn what_nobody_waits_for_leaves_the_service_asleep() {
     group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
     let looks = Arc::new(AtomicUsize::new(0));
     let counting = Counting(looks.clone());
-    let running = group.start(Class::PointToPoint, 0, BARRIER, None, |_| counting).expect("it starts");
+    let running =
+        group.start(calling(Class::PointToPoint, 0, BARRIER, None), |_| counting).expect("it starts");
     // A ring, and then nothing more.
     std::thread::sleep(Duration::from_millis(50));
     group.endpoint().wake();
@@ -261,7 +262,8 @@ fn the_deadline_of_what_is_begun_beside_a_sleeper_passes_in_time() {
         // By then it sleeps; if not, the test finds less.
         std::thread::sleep(Duration::from_millis(100));
         let (stuck, timeout) = (Scripted(None, Arc::default()), Some(Duration::from_millis(50)));
-        let running = group.start(Class::PointToPoint, 0, BARRIER, timeout, |_| stuck).expect("it starts");
+        let running =
+            group.start(calling(Class::PointToPoint, 0, BARRIER, timeout), |_| stuck).expect("it starts");
         let (tell, told) = mpsc::channel();
         running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
         let result = told.recv_timeout(LOST);
