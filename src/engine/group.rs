@@ -238,13 +238,7 @@ impl Group {
             Poll::Ready(result) => Look::Over(result),
             Poll::Pending => match self.failure() {
                 Some(error) => Look::Over(Err(error)),
-                None => {
-                    let at_work = operation.is_at_work();
-                    if std::mem::replace(&mut has_worked, at_work) || at_work {
-                        self.note_look(turn, operation, at_work);
-                    }
-                    if at_work { Look::AtWork } else { Look::Waits }
-                }
+                None => self.looked(turn, operation, &mut has_worked),
             },
         })
     }

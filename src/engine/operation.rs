@@ -438,11 +438,7 @@ impl Running {
                         if passes {
                             self.group.note_exchanged(&self.call);
                         }
-                        let at_work = operation.is_at_work();
-                        if std::mem::replace(has_worked, at_work) || at_work {
-                            self.group.note_look(&self.call, &*operation, at_work);
-                        }
-                        let look = if at_work { Look::AtWork } else { Look::Waits };
+                        let look = self.group.looked(&self.call, operation, has_worked);
                         drop(stage);
                         if passes {
                             self.pass_on();
@@ -625,16 +621,7 @@ impl Running {
             return Some(Err(error));
         }
         let endpoint = self.group.endpoint();
-        let follow = |deadline| {
-            endpoint.follow(deadline, self.through, || {
-                let look = self.advance();
-                match self.result() {
-                    Some(result) => Look::Over(result),
-                    None if look == Look::AtWork => Look::AtWork,
-                    None => Look::Waits,
-                }
-            })
-        };
+        let follow = |deadline| endpoint.follow(deadline, self.through, || self.look_for(|| self.result()));
         if let Err(error) = endpoint.check_present() {
             let ended = follow(deadline.min(Deadline::after(LAST_WORDS)));
             if ended.is_some() || deadline.expired() {
@@ -666,13 +653,16 @@ impl Running {
     /// Waits in this thread, moving it and everything else, until `is_over` or the deadline has passed. For what
     /// [is by messages](Running::is_by_messages), in the process that made it.
     pub fn wait_until(&self, deadline: Deadline, mut is_over: impl FnMut() -> bool) {
-        self.group.endpoint().follow(deadline, self.through, || {
-            let look = self.advance();
-            match is_over() {
-                true => Look::Over(()),
-                false if look == Look::AtWork => Look::AtWork,
-                false => Look::Waits,
-            }
-        });
+        self.group.endpoint().follow(deadline, self.through, || self.look_for(|| is_over().then_some(())));
+    }
+
+    /// Moves it, then looks whether what is waited for is there.
+    fn look_for<T>(&self, answer: impl FnOnce() -> Option<T>) -> Look<T> {
+        let look = self.advance();
+        match answer() {
+            Some(answer) => Look::Over(answer),
+            None if look == Look::AtWork => Look::AtWork,
+            None => Look::Waits,
+        }
     }
 }

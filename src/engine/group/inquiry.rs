@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Group, Turn};
 use crate::deadline::Deadline;
 use crate::engine::control::{Answer, Control};
-use crate::engine::endpoint::{RECENT, lock};
+use crate::engine::endpoint::{Look, RECENT, lock};
 use crate::engine::messages::{Failure, Mismatch};
 use crate::engine::operation::Operation;
 use crate::engine::recorder::{Awaited, Recorder};
@@ -156,12 +156,23 @@ impl Group {
         self.endpoint.recorder().note(turn.slot, awaited);
     }
 
-    /// Notes what a look at an operation has come to that has stopped `at_work`, in the middle of long work, or follows one that had.
-    pub(in crate::engine) fn note_look<O: Operation>(&self, turn: &Turn, operation: &O, at_work: bool) {
-        match at_work {
-            true => self.endpoint.recorder().note(turn.slot, Awaited::Nothing),
-            false => self.note(turn, &operation.waits_for(self)),
+    /// What a look at an operation has come to that has not ended; notes it of one that has stopped in the middle of long work, or
+    /// follows one that had. `has_worked`: whether the last look had, and from here on whether this one has.
+    pub(in crate::engine) fn looked<O: Operation, T>(
+        &self,
+        turn: &Turn,
+        operation: &O,
+        has_worked: &mut bool,
+    ) -> Look<T> {
+        let had_worked = std::mem::replace(has_worked, operation.is_at_work());
+        if *has_worked {
+            self.endpoint.recorder().note(turn.slot, Awaited::Nothing);
+            return Look::AtWork;
         }
+        if had_worked {
+            self.note(turn, &operation.waits_for(self));
+        }
+        Look::Waits
     }
 
     /// A rank waits for this one in a call: fails the group if this rank's call of that number is another.
