@@ -21,7 +21,7 @@ pub struct Completion {
     pub source: Option<u32>,
 }
 
-/// Something that moves on when it is looked at.
+/// Something that moves on when it is looked at. A method with a default is forwarded in `impl Operation for Box` below, too.
 pub trait Operation: Send {
     /// Moves on as far as it can without waiting; not for long, if it can stop in the middle ([`Operation::is_at_work`]).
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>>;
@@ -84,45 +84,6 @@ pub trait Operation: Send {
     }
 }
 
-/// The words that streams wait for until an operation has ended.
-#[derive(Default)]
-pub struct Exits(Mutex<Vec<Weak<Word>>>);
-
-impl Exits {
-    /// Just this one, if there is any.
-    pub fn of(exit: Option<&Arc<Word>>) -> Arc<Exits> {
-        let exits = Exits::default();
-        exit.into_iter().for_each(|exit| exits.add(exit));
-        Arc::new(exits)
-    }
-
-    /// Adds one.
-    pub fn add(&self, exit: &Arc<Word>) {
-        lock(&self.0).push(Arc::downgrade(exit));
-    }
-
-    /// Whether there are any.
-    fn any(&self) -> bool {
-        lock(&self.0).iter().any(|exit| exit.strong_count() > 0)
-    }
-
-    /// Lets the streams go on, whoever else was to do that. Whether any waited.
-    fn open(&self) -> bool {
-        let exits = std::mem::take(&mut *lock(&self.0));
-        exits.iter().filter_map(Weak::upgrade).filter(|exit| exit.force()).count() > 0
-    }
-}
-
-/// How long whoever moves an operation may take to end it, once it has failed, before it is taken to be held up.
-const HELD_UP: Duration = Duration::from_secs(1);
-
-/// How long what the others had sent may take to come, when the process has said goodbye to them.
-pub const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// What is told of an operation that is held up.
-const NO_ANSWER: &str = "the driver does not answer: it may wait for streams that wait for this call, while another \
-                         thread of this process frees memory or loads a kernel";
-
 impl Operation for Box<dyn Operation> {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         (**self).advance(group)
@@ -176,6 +137,45 @@ impl Operation for Box<dyn Operation> {
         (**self).exits()
     }
 }
+
+/// The words that streams wait for until an operation has ended.
+#[derive(Default)]
+pub struct Exits(Mutex<Vec<Weak<Word>>>);
+
+impl Exits {
+    /// Just this one, if there is any.
+    pub fn of(exit: Option<&Arc<Word>>) -> Arc<Exits> {
+        let exits = Exits::default();
+        exit.into_iter().for_each(|exit| exits.add(exit));
+        Arc::new(exits)
+    }
+
+    /// Adds one.
+    pub fn add(&self, exit: &Arc<Word>) {
+        lock(&self.0).push(Arc::downgrade(exit));
+    }
+
+    /// Whether there are any.
+    fn any(&self) -> bool {
+        lock(&self.0).iter().any(|exit| exit.strong_count() > 0)
+    }
+
+    /// Lets the streams go on, whoever else was to do that. Whether any waited.
+    fn open(&self) -> bool {
+        let exits = std::mem::take(&mut *lock(&self.0));
+        exits.iter().filter_map(Weak::upgrade).filter(|exit| exit.force()).count() > 0
+    }
+}
+
+/// How long whoever moves an operation may take to end it, once it has failed, before it is taken to be held up.
+const HELD_UP: Duration = Duration::from_secs(1);
+
+/// How long what the others had sent may take to come, when the process has said goodbye to them.
+pub const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// What is told of an operation that is held up.
+const NO_ANSWER: &str = "the driver does not answer: it may wait for streams that wait for this call, while another \
+                         thread of this process frees memory or loads a kernel";
 
 /// An operation that the library moves, whether or not anybody waits.
 pub struct Running {

@@ -1,5 +1,6 @@
 //! What happens when things end early: two ranks of one process, driven by hand.
 
+mod boxed;
 mod crowds;
 mod given_up;
 mod hauling;
