@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const WATCHES: Duration = Duration::from_micros(500);
 
 /// The streams that wait for calls, and for which. In a list: they are few.
-static LANES: Mutex<Vec<(Key, Lane)>> = Mutex::new(Vec::new());
+static BACKLOGS: Mutex<Vec<(Key, Backlog)>> = Mutex::new(Vec::new());
 
 /// A stream of this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Key {
 }
 
 /// What one stream waits for.
-struct Lane {
+struct Backlog {
     /// In the order in which the stream comes to them. The endpoint keeps those that run.
     calls: VecDeque<Weak<Running>>,
     /// How many there may be.
@@ -78,7 +78,7 @@ struct Lane {
     courier: Weak<Courier>,
 }
 
-impl Lane {
+impl Backlog {
     /// Forgets those at its head that have ended. The first of the others. It is asked several times a call, and looks at no more:
     /// other threads write what says whether a call has ended.
     fn first(&mut self) -> Option<Arc<Running>> {
@@ -108,15 +108,15 @@ impl Lane {
 pub(super) fn note(stream: &Stream, call: &Arc<Running>, courier: Option<&Arc<Courier>>) {
     let key = Key::of(stream);
     let (call, courier) = (Arc::downgrade(call), courier.map(Arc::downgrade).unwrap_or_default());
-    let mut lanes = lock(&LANES);
-    match lanes.iter_mut().find(|(other, _)| *other == key) {
-        Some((_, lane)) => {
-            lane.calls.push_back(call);
-            lane.courier = courier;
+    let mut backlogs = lock(&BACKLOGS);
+    match backlogs.iter_mut().find(|(other, _)| *other == key) {
+        Some((_, backlog)) => {
+            backlog.calls.push_back(call);
+            backlog.courier = courier;
         }
         None => {
-            lanes.retain_mut(|(_, lane)| lane.first().is_some());
-            lanes.push((key, Lane { calls: [call].into(), allowed: FEW, courier }));
+            backlogs.retain_mut(|(_, backlog)| backlog.first().is_some());
+            backlogs.push((key, Backlog { calls: [call].into(), allowed: FEW, courier }));
         }
     }
 }
@@ -124,16 +124,17 @@ pub(super) fn note(stream: &Stream, call: &Arc<Running>, courier: Option<&Arc<Co
 /// Whether `stream` has something to do for certain, since the courier that it was given last has not left.
 pub(super) fn is_busy(stream: &Stream) -> bool {
     let key = Key::of(stream);
-    let lanes = lock(&LANES);
-    let courier = lanes.iter().find(|(other, _)| *other == key).and_then(|(_, lane)| lane.courier.upgrade());
-    drop(lanes);
+    let backlogs = lock(&BACKLOGS);
+    let courier =
+        backlogs.iter().find(|(other, _)| *other == key).and_then(|(_, backlog)| backlog.courier.upgrade());
+    drop(backlogs);
     courier.is_some_and(|courier| courier.is_under_way())
 }
 
 /// Whether any stream of a process's devices has been told to wait for a call that runs.
 pub(super) fn any_waits(devices: *const Devices) -> bool {
     let devices = devices.addr();
-    lock(&LANES).iter_mut().any(|(key, lane)| key.devices == devices && lane.first().is_some())
+    lock(&BACKLOGS).iter_mut().any(|(key, backlog)| key.devices == devices && backlog.first().is_some())
 }
 
 /// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. Not where so many others of its
@@ -149,10 +150,10 @@ pub(super) fn may_wait(stream: &Stream) -> Result<bool> {
 /// How many other streams of its device wait.
 fn others_that_wait(stream: &Stream) -> usize {
     let key = Key::of(stream);
-    let mut lanes = lock(&LANES);
-    lanes.retain_mut(|(_, lane)| lane.first().is_some());
+    let mut backlogs = lock(&BACKLOGS);
+    backlogs.retain_mut(|(_, backlog)| backlog.first().is_some());
     let of_device = |other: &Key| (other.devices, other.device) == (key.devices, key.device);
-    lanes.iter().filter(|(other, _)| *other != key && of_device(other)).count()
+    backlogs.iter().filter(|(other, _)| *other != key && of_device(other)).count()
 }
 
 /// Waits until `stream` may be told to wait for one more call, of `group`: whether it has been told to wait for any that runs. `Timeout`
@@ -160,7 +161,7 @@ fn others_that_wait(stream: &Stream) -> usize {
 pub(super) fn make_room(stream: &Stream, group: &Group, until: impl Fn() -> Deadline) -> Result<bool> {
     let key = Key::of(stream);
     let mut deadline = None;
-    // Its own lane: whoever waits here has not given the stream more meanwhile.
+    // Its own backlog: whoever waits here has not given the stream more meanwhile.
     while let Some((first, full)) = first_of(key) {
         let Some(allowed) = full.filter(|_| !is_calling_back()) else { return Ok(true) };
         let deadline = *deadline.get_or_insert_with(&until);
@@ -176,8 +177,8 @@ pub(super) fn make_room(stream: &Stream, group: &Group, until: impl Fn() -> Dead
             return Ok(true);
         }
         if !most {
-            if let Some((_, lane)) = lock(&LANES).iter_mut().find(|(other, _)| *other == key) {
-                lane.allowed = lane.allowed.max(allowed * 2);
+            if let Some((_, backlog)) = lock(&BACKLOGS).iter_mut().find(|(other, _)| *other == key) {
+                backlog.allowed = backlog.allowed.max(allowed * 2);
             }
         } else if deadline.expired() {
             fail!(
@@ -192,8 +193,8 @@ pub(super) fn make_room(stream: &Stream, group: &Group, until: impl Fn() -> Dead
 
 /// The first call that a stream waits for, and for how many it may, if it waits for that many.
 fn first_of(key: Key) -> Option<(Arc<Running>, Option<usize>)> {
-    let mut lanes = lock(&LANES);
-    let (_, lane) = lanes.iter_mut().find(|(other, _)| *other == key)?;
-    let first = lane.first()?;
-    Some((first, lane.is_full().then_some(lane.allowed)))
+    let mut backlogs = lock(&BACKLOGS);
+    let (_, backlog) = backlogs.iter_mut().find(|(other, _)| *other == key)?;
+    let first = backlog.first()?;
+    Some((first, backlog.is_full().then_some(backlog.allowed)))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::alone::alone;
 use super::batch::Pending;
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use super::device::{OnDevices, check_stages};
 use super::finishing::Copied;
 use super::staged::StagedCall;
@@ -69,7 +69,7 @@ impl Context {
         // SAFETY: the caller's promise.
         let Some(hosted) = unsafe { self.begin_launch(request, call) }? else { return Ok(()) };
         let work = hosted.close()?;
-        if let (true, Place::Group(group)) = (request.kind.point_to_point(), self.place()) {
+        if let (true, Membership::Group(group)) = (request.kind.point_to_point(), self.membership()) {
             // The failure of a message is its work's alone, and nobody has that.
             let group = group.clone();
             work.on_complete(Box::new(move |ended| {
@@ -271,7 +271,7 @@ impl Context {
             }
             return Ok(Next::Staged(Box::new(StagedCall::collective(staging, checked))));
         }
-        let Place::Group(group) = self.place() else {
+        let Membership::Group(group) = self.membership() else {
             if let Some(error) = self.failure() {
                 return Err(error);
             }

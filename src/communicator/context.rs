@@ -38,7 +38,7 @@ struct Inner {
     name: String,
     /// See [`Options::timeout`]. A group has the same.
     timeout: Timeout,
-    place: Place,
+    membership: Membership,
     plans: Plans,
     sparse_memory: Arc<sparse::Pool>,
     /// Of what hosts do among themselves: their ranks have other numbers there.
@@ -63,10 +63,10 @@ struct Line {
 }
 
 impl Line {
-    fn of(place: &Place) -> Arc<Line> {
-        let id = match place {
-            Place::Solo => 0,
-            Place::Group(group) => group.id(),
+    fn of(membership: &Membership) -> Arc<Line> {
+        let id = match membership {
+            Membership::Solo => 0,
+            Membership::Group(group) => group.id(),
         };
         Arc::new(Line { id, children: Mutex::default() })
     }
@@ -74,14 +74,14 @@ impl Line {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Place::Group(group) = &self.place {
+        if let Membership::Group(group) = &self.membership {
             group.see_off();
         }
     }
 }
 
 /// A group of one needs no endpoint, no memory and no thread.
-pub(super) enum Place {
+pub(super) enum Membership {
     Solo,
     Group(Arc<Group>),
 }
@@ -119,7 +119,7 @@ impl Context {
             );
         }
         if size == 1 {
-            return Ok(Context::new(label, timeout, Place::Solo, None));
+            return Ok(Context::new(label, timeout, Membership::Solo, None));
         }
         let by_id = matches!(options.rendezvous, Rendezvous::Id(_));
         // Waits of our own stores time out: they are cut into turns, so that ranks hear of each other meanwhile.
@@ -143,33 +143,38 @@ impl Context {
         // Once the ranks have met nobody asks it again. An id's server its maker keeps elsewhere; a directory rank 0 removes when all have
         // settled, since a process that exits does not destroy its contexts.
         let kept = (!by_id && store.file_of("").is_none()).then(|| store.clone());
-        let context = Context::new(label, timeout, Place::Group(group), kept);
+        let context = Context::new(label, timeout, Membership::Group(group), kept);
         if let Some(recall) = recall {
             recall.enter(&context);
         }
         context.settled(limits.have_come(), Making::Create)
     }
 
-    fn new(name: String, timeout: Duration, place: Place, store: Option<Arc<dyn Store>>) -> Context {
-        let line = Line::of(&place);
-        Context::of_line(name, timeout, place, store, line)
+    fn new(
+        name: String,
+        timeout: Duration,
+        membership: Membership,
+        store: Option<Arc<dyn Store>>,
+    ) -> Context {
+        let line = Line::of(&membership);
+        Context::of_line(name, timeout, membership, store, line)
     }
 
     fn of_line(
         name: String,
         timeout: Duration,
-        place: Place,
+        membership: Membership,
         store: Option<Arc<dyn Store>>,
         line: Arc<Line>,
     ) -> Context {
-        let parting = match &place {
-            Place::Solo => None,
-            Place::Group(group) => Some(group.endpoint().registration().parting()),
+        let parting = match &membership {
+            Membership::Solo => None,
+            Membership::Group(group) => Some(group.endpoint().registration().parting()),
         };
         Context(Arc::new(Inner {
             name,
             timeout: Timeout::new(timeout),
-            place,
+            membership,
             plans: Plans::default(),
             sparse_memory: Arc::default(),
             plans_across: Plans::default(),
@@ -184,30 +189,30 @@ impl Context {
 
     /// This rank within the group.
     pub fn rank(&self) -> u32 {
-        match &self.0.place {
-            Place::Solo => 0,
-            Place::Group(group) => group.rank(),
+        match &self.0.membership {
+            Membership::Solo => 0,
+            Membership::Group(group) => group.rank(),
         }
     }
 
     /// The same on all ranks of the group, and no other group's; 0 for a group of one.
     pub fn id(&self) -> u64 {
-        match &self.0.place {
-            Place::Solo => 0,
-            Place::Group(group) => group.id(),
+        match &self.0.membership {
+            Membership::Solo => 0,
+            Membership::Group(group) => group.id(),
         }
     }
 
     /// How many ranks the group has.
     pub fn size(&self) -> u32 {
-        match &self.0.place {
-            Place::Solo => 1,
-            Place::Group(group) => group.size(),
+        match &self.0.membership {
+            Membership::Solo => 1,
+            Membership::Group(group) => group.size(),
         }
     }
 
-    pub(super) fn place(&self) -> &Place {
-        &self.0.place
+    pub(super) fn membership(&self) -> &Membership {
+        &self.0.membership
     }
 
     pub(super) fn cuda(&self) -> &Cuda {
@@ -228,9 +233,9 @@ impl Context {
     }
 
     pub(super) fn seat(&self) -> Seat {
-        match &self.0.place {
-            Place::Solo => Seat::new(0, 1, 1),
-            Place::Group(group) => {
+        match &self.0.membership {
+            Membership::Solo => Seat::new(0, 1, 1),
+            Membership::Group(group) => {
                 let seat = Seat::new(group.rank(), group.size(), group.ranks_per_node());
                 Seat { portion: self.cuda().portion_bytes(), hauled: group.endpoint().all_haul(), ..seat }
             }
@@ -257,7 +262,7 @@ impl Context {
 
     /// Has whoever waits for messages here look again.
     pub(super) fn wake(&self) {
-        if let Place::Group(group) = self.place() {
+        if let Membership::Group(group) = self.membership() {
             group.endpoint().wake();
         }
     }
@@ -279,9 +284,9 @@ impl Context {
 
     /// Fails everything that is running or to come on this context for a cause of this rank's, as [`Context::abort`].
     pub(super) fn fail(&self, error: Error) {
-        match &self.0.place {
-            Place::Solo => drop(self.0.failure.set(error)),
-            Place::Group(group) => group.fail(error),
+        match &self.0.membership {
+            Membership::Solo => drop(self.0.failure.set(error)),
+            Membership::Group(group) => group.fail(error),
         }
     }
 
@@ -293,16 +298,16 @@ impl Context {
     /// From now on [`Options::timeout`] is this, for what this rank calls and for the children that it makes.
     pub fn set_timeout(&self, timeout: Duration) {
         self.0.timeout.set(timeout);
-        if let Place::Group(group) = &self.0.place {
+        if let Membership::Group(group) = &self.0.membership {
             group.set_timeout(timeout);
         }
     }
 
     /// The first failure of this context, if there was one.
     pub fn failure(&self) -> Option<Error> {
-        match &self.0.place {
-            Place::Solo => self.0.failure.get().cloned(),
-            Place::Group(group) => group.failure(),
+        match &self.0.membership {
+            Membership::Solo => self.0.failure.get().cloned(),
+            Membership::Group(group) => group.failure(),
         }
     }
 

@@ -13,7 +13,7 @@ pub(super) use agree::{Candidate, choose, connect};
 pub use launches::{Added, Launches};
 
 use super::batch::Pending;
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use super::hosts::{self, Composed};
 use super::survey::{Located, Spans};
 use super::{Call, Completion, Work};
@@ -54,7 +54,7 @@ impl Context {
     /// Whether the ranks' GPUs exchange directly, with several hosts those of each host, and if not, why; `None` before it
     /// is agreed.
     pub fn device_way(&self) -> Option<Result<(), String>> {
-        let Place::Group(group) = self.place() else { return None };
+        let Membership::Group(group) = self.membership() else { return None };
         Some(match group.devices()? {
             Way::Exchange(_) | Way::Hosts(_) => Ok(()),
             Way::Staged(why) => Err(why.clone()),
@@ -63,7 +63,7 @@ impl Context {
 
     /// How many bytes of its device's memory the context holds for calls that GPUs exchange.
     pub fn device_bytes(&self) -> u64 {
-        let Place::Group(group) = self.place() else { return 0 };
+        let Membership::Group(group) = self.membership() else { return 0 };
         group.devices().and_then(Way::exchange).map_or(0, |exchange| exchange.arena_bytes())
     }
 
@@ -71,7 +71,7 @@ impl Context {
     /// launched, whatever their streams; all ranks launch them in one order. If not, they must not run beside each other. Without
     /// this they are, unless `UNISONO_GRAPH_MIXING` is 0. Where GPUs do not exchange nothing is captured.
     pub fn mix_graphs(&self, mixes: bool) {
-        let Place::Group(group) = self.place() else { return };
+        let Membership::Group(group) = self.membership() else { return };
         if let Some(exchange) = group.devices().and_then(Way::exchange) {
             exchange.mix_graphs(mixes);
         }
@@ -80,7 +80,7 @@ impl Context {
     /// Whether the GPU has done all that its streams were given by [`Context::launch`] and other calls, and that GPUs
     /// exchange. Calls in graphs count where those are mixed with others ([`Context::mix_graphs`]). Never waits.
     pub fn is_settled(&self) -> Result<bool> {
-        let Place::Group(group) = self.place() else { return Ok(true) };
+        let Membership::Group(group) = self.membership() else { return Ok(true) };
         group.devices().and_then(Way::exchange).map_or(Ok(true), |exchange| exchange.is_idle())
     }
 
@@ -95,7 +95,7 @@ impl Context {
             if settled {
                 return Ok(());
             }
-            if let Place::Group(group) = self.place()
+            if let Membership::Group(group) = self.membership()
                 && start.elapsed() > LAST_WORDS
             {
                 // Nobody would hear any more that a rank is lost.
@@ -116,8 +116,8 @@ impl Context {
         buffers: &[*mut u8],
     ) -> Result<Option<OnDevices>> {
         let found = self.exchanged(request, call, buffers)?;
-        match (Stages::from_number(call.algorithm.unwrap_or(0)), self.place()) {
-            (Some(stages), Place::Group(group)) if found.is_none() => {
+        match (Stages::from_number(call.algorithm.unwrap_or(0)), self.membership()) {
+            (Some(stages), Membership::Group(group)) if found.is_none() => {
                 let name = stages.name();
                 check_stages(stages, request.kind, call)?;
                 match group.devices() {
@@ -143,7 +143,7 @@ impl Context {
     /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
     /// with the others at the first such call.
     fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
-        let Place::Group(group) = self.place() else { return Ok(None) };
+        let Membership::Group(group) = self.membership() else { return Ok(None) };
         if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
             return Ok(None);
         }
@@ -297,7 +297,7 @@ struct OnMemory {
 pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) {
     let mut open: Vec<Candidate<'_>> = Vec::new();
     for &(context, request, call) in operations {
-        let Place::Group(group) = context.place() else { continue };
+        let Membership::Group(group) = context.membership() else { continue };
         let needs = group.devices().is_none()
             && fits(request, call)
             && !request.kind.point_to_point()

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::Options;
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use super::limits::Limits;
 use super::meeting::{self, Found};
 use crate::deadline::Deadline;
@@ -21,7 +21,7 @@ impl Context {
     /// each tells a few words, and has everybody's, in rank order. Then [`Context::create_unless`] makes the larger group, with a
     /// [`Recall`](super::Recall) that is tied to this one.
     pub fn begin_growth<const WORDS: usize>(&self, mine: [u64; WORDS]) -> Result<Vec<[u64; WORDS]>> {
-        let Place::Group(group) = self.place() else {
+        let Membership::Group(group) = self.membership() else {
             return self.failure().map_or(Ok(vec![mine]), Err);
         };
         self.exchange(group, mine, Limits::begin(self.timeout()).come, Making::Grow)

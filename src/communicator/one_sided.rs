@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use super::window::Window;
 use super::{Call, device};
 use crate::engine::device::{DeviceExchange, Put, Way};
@@ -62,7 +62,7 @@ impl Context {
         if let Some(failure) = self.failure() {
             return Err(failure);
         }
-        let Place::Group(group) = self.place() else {
+        let Membership::Group(group) = self.membership() else {
             fail!(
                 Unsupported,
                 "one-sided operations are between several ranks, and '{}' has one",

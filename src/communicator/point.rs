@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use crate::collective::checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::engine::group::Group;
@@ -47,7 +47,7 @@ impl Context {
                 fail!(InvalidArgument, "peer {peer} is this rank itself; copy instead of sending");
             }
         }
-        let Place::Group(group) = self.place() else {
+        let Membership::Group(group) = self.membership() else {
             fail!(InvalidUsage, "a group of one has nobody to receive from");
         };
         let len = checked::bytes("buffer", count, request.dtype.size() as u64, request.dtype)?;

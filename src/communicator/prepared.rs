@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::batch::Pending;
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use super::device::not_on_host;
 use super::several::{Parts, Several};
 use super::work::Work;
@@ -130,9 +130,9 @@ impl Prepared {
                 let work = self.enqueue(several)?;
                 // Streams may be done before it: a root's wait for no other rank.
                 let host = work.as_ref().and_then(Work::host);
-                let group = match self.context.place() {
-                    Place::Group(group) => Some(group.clone()),
-                    Place::Solo => None,
+                let group = match self.context.membership() {
+                    Membership::Group(group) => Some(group.clone()),
+                    Membership::Solo => None,
                 };
                 // In a group of one nobody else looks. Another's context is its callers' alone.
                 let (alone, patience) = (group.is_none().then(|| self.context.clone()), self.patience());
@@ -317,7 +317,7 @@ unsafe fn body_of(
     let (many, cuda) = (takes_many(*kind), context.cuda());
     if !on_devices(&options, &mut |address| cuda.locate(address))? {
         let stages = Stages::from_number(options.algorithm).filter(|_| options.count > 0);
-        if let (Some(stages), Place::Group(_)) = (stages, context.place()) {
+        if let (Some(stages), Membership::Group(_)) = (stages, context.membership()) {
             return Err(not_on_host(stages));
         }
         return Ok(Body::Call(if many { options.buffers } else { Vec::new() }));

@@ -1,6 +1,6 @@
 //! What a rank is kept from starting, told to those that would wait for it.
 
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use crate::cuda::driver::StreamHandle;
 use crate::engine::wire::Class;
 use crate::error::Result;
@@ -13,9 +13,9 @@ impl Context {
 
     /// [`Group::or_fail`](crate::engine::group::Group::or_fail).
     pub(super) fn or_fail_in<T>(&self, class: Class, result: Result<T>) -> Result<T> {
-        match self.place() {
-            Place::Group(group) => group.or_fail(class, result),
-            Place::Solo => result,
+        match self.membership() {
+            Membership::Group(group) => group.or_fail(class, result),
+            Membership::Solo => result,
         }
     }
 
@@ -29,10 +29,12 @@ impl Context {
         class: Class,
         result: Result<T>,
     ) -> Result<T> {
-        match self.place() {
-            // SAFETY: the caller's promise.
-            Place::Group(group) => group.or_fail_on(class, result, || unsafe { self.cuda().capture(stream) }),
-            Place::Solo => result,
+        match self.membership() {
+            Membership::Group(group) => {
+                // SAFETY: the caller's promise.
+                group.or_fail_on(class, result, || unsafe { self.cuda().capture(stream) })
+            }
+            Membership::Solo => result,
         }
     }
 }

@@ -31,7 +31,7 @@ use self::pace::{Pace, at_once};
 use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Gathered, Shape, Tensor};
 use super::calls::{calling_collective, class_of, lists_by_messages};
-use super::context::{DEFAULT_TIMEOUT, Place as Membership};
+use super::context::{DEFAULT_TIMEOUT, Membership};
 use super::survey::Spans;
 use super::{Call, Completion, Context, Work};
 use crate::cuda::context::Devices;
@@ -320,7 +320,7 @@ impl Context {
         let (source, devices) = unsafe { self.source(input, &shape, call, on_host) }?;
         let endpoint = self.endpoint().map_or_else(Weak::new, Arc::downgrade);
         let result = Sparse { dims: input.dims, tensor: Arc::default(), devices, endpoint };
-        let Membership::Group(group) = self.place() else {
+        let Membership::Group(group) = self.membership() else {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
@@ -404,7 +404,7 @@ impl Context {
     }
 
     fn endpoint(&self) -> Option<&Arc<Endpoint>> {
-        match self.place() {
+        match self.membership() {
             Membership::Group(group) => Some(group.endpoint()),
             Membership::Solo => None,
         }

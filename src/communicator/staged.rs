@@ -15,7 +15,7 @@ use self::combined::Combining;
 use self::ways::Way;
 use super::ahead;
 use super::calls::{calling_collective, calling_message, lists_by_messages};
-use super::context::{Context, Place as Membership};
+use super::context::{Context, Membership};
 use super::survey::Survey;
 use super::work::Work;
 use super::{Call, Completion};
@@ -66,7 +66,7 @@ impl Context {
         request: &Request,
         options: &Call,
     ) -> Result<Completion> {
-        let Membership::Group(group) = self.place() else {
+        let Membership::Group(group) = self.membership() else {
             // SAFETY: the caller's promise.
             return unsafe { self.alone_staged(&call, request, options) }?.wait(Deadline::NEVER);
         };
@@ -96,7 +96,7 @@ impl Context {
         request: &Request,
         options: &Call,
     ) -> Result<Begun> {
-        let Membership::Group(group) = self.place() else {
+        let Membership::Group(group) = self.membership() else {
             // SAFETY: the caller's promise.
             return unsafe { self.alone_staged(&call, request, options) }.map(Begun::closed);
         };
@@ -258,7 +258,7 @@ impl Context {
     /// Exchanges pieces as calls on host memory.
     fn exchange_pieces(&self, request: &Request, options: &Call) -> Exchange {
         let (context, request, options) = (self.clone(), request.clone(), options.clone());
-        let by_messages = matches!(self.place(), Membership::Group(group) if lists_by_messages(group));
+        let by_messages = matches!(self.membership(), Membership::Group(group) if lists_by_messages(group));
         Box::new(move |group, turn, piece, input, output| {
             let counts = match &request.counts {
                 counts if piece.whole => counts.clone(),

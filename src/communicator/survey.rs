@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Call;
-use super::context::{Context, Place as Membership};
+use super::context::{Context, Membership};
 use super::cuda::Cuda;
 use crate::collective::checked::{Buffers, Checked};
 use crate::collective::request::Kind;
@@ -322,7 +322,7 @@ impl Context {
 
     /// As [`Context::survey`], of a collective: that of a group of one is a copy, and its stream may be in capture.
     pub(super) fn survey_collective(&self, checked: &Checked, call: &Call) -> Result<Option<Survey>> {
-        let is_alone = matches!(self.place(), Membership::Solo);
+        let is_alone = matches!(self.membership(), Membership::Solo);
         self.survey_all(Spans::of_collective(checked), call, is_alone)
     }
 
@@ -336,7 +336,7 @@ impl Context {
         let on_device = call.on_device || located.is_on_device();
         let unknown = || located.spans.iter().filter(|(span, location)| location.is_none() && span.bytes > 0);
         if !on_device && call.stream.is_none() {
-            if let Membership::Group(group) = self.place()
+            if let Membership::Group(group) = self.membership()
                 && group.devices().is_some()
             {
                 // A group that has worked on device memory may well be given some that has been freed.

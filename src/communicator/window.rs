@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::context::{Context, Place};
+use super::context::{Context, Membership};
 use super::device::{Candidate, choose, connect};
 use crate::cuda::driver::Memory;
 use crate::engine::device::{DeviceExchange, Registration, Way};
@@ -33,7 +33,7 @@ impl Context {
     /// May wait for the device.
     pub fn register_window(&self, address: u64, bytes: u64) -> Result<Window> {
         let found = self.device_of_window(address, bytes);
-        let Place::Group(group) = self.place() else { return found.map(|_| Window::default()) };
+        let Membership::Group(group) = self.membership() else { return found.map(|_| Window::default()) };
         if group.devices().is_none() {
             self.connect_for_window(&found)?;
         }
@@ -81,7 +81,7 @@ impl Context {
         exchange: &Arc<DeviceExchange>,
         memory: Result<(u64, u64)>,
     ) -> Result<Window> {
-        let Place::Group(group) = self.place() else { return memory.map(|_| Window::default()) };
+        let Membership::Group(group) = self.membership() else { return memory.map(|_| Window::default()) };
         let mut registration = Registration::begin(exchange, self.rank(), memory);
         // Its two rounds are not to be mixed with those of another thread's window.
         let _turn = lock(group.connecting());

@@ -354,7 +354,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::communicator::context::Place;
+    use crate::communicator::context::Membership;
     use crate::communicator::context::tests::pair;
     use crate::cuda::double::{Double, Order};
     use crate::error::Status;
@@ -393,7 +393,7 @@ mod tests {
         let event = Arc::new(Event::new(&devices, 0).expect("an event"));
         event.record(&stream).expect("it is recorded");
 
-        let Place::Group(group) = context.place() else { panic!("two ranks") };
+        let Membership::Group(group) = context.membership() else { panic!("two ranks") };
         let (held, has_looked) = (group.clone(), Arc::new(AtomicBool::new(false)));
         let ((here, is_here), (go_on, goes_on)) = (channel(), channel::<()>());
         let (looks, goes_on) = (has_looked.clone(), Mutex::new(goes_on));

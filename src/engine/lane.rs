@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use super::shelf::Parcel;
+use super::shelf::Shelved;
 use super::wire::{FRAME_BYTES, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
 use crate::transport::Stream;
@@ -88,7 +88,7 @@ pub enum Target {
     /// To the caller's buffer, at this point of it.
     User(Destination),
     /// Nobody has asked yet.
-    Kept(Parcel),
+    Kept(Shelved),
     /// Nobody wants it any more.
     Discard,
 }
@@ -680,8 +680,8 @@ impl Incoming {
                     std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.address.add(self.filled), bytes.len());
                 }
             }
-            Target::Kept(parcel) => {
-                parcel.bytes_mut()[self.filled..self.filled + bytes.len()].copy_from_slice(bytes);
+            Target::Kept(shelved) => {
+                shelved.bytes_mut()[self.filled..self.filled + bytes.len()].copy_from_slice(bytes);
             }
             Target::Discard => {}
         }
@@ -695,8 +695,8 @@ impl Incoming {
                 let rest = unsafe { std::slice::from_raw_parts_mut(to.address.add(self.filled), missing) };
                 stream.read(rest)?
             }
-            Target::Kept(parcel) => {
-                stream.read(&mut parcel.bytes_mut()[self.filled..self.filled + missing])?
+            Target::Kept(shelved) => {
+                stream.read(&mut shelved.bytes_mut()[self.filled..self.filled + missing])?
             }
             Target::Discard => {
                 let len = missing.min(spare.len());

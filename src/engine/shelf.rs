@@ -4,12 +4,12 @@
 
 /// The bytes of one message.
 #[derive(Debug, Default)]
-pub struct Parcel {
+pub struct Shelved {
     memory: Box<[u8]>,
     len: usize,
 }
 
-impl Parcel {
+impl Shelved {
     /// All of it.
     pub fn bytes(&self) -> &[u8] {
         &self.memory[..self.len]
@@ -21,20 +21,20 @@ impl Parcel {
     }
 }
 
-/// Keeps the memory of large parcels for the next ones: what the allocator hands out afresh costs a fault a page, more
+/// Keeps the memory of large messages for the next ones: what the allocator hands out afresh costs a fault a page, more
 /// than moving the bytes.
 #[derive(Debug, Default)]
 pub struct Shelf(Vec<Box<[u8]>>);
 
-/// Smaller parcels are left to the allocator.
+/// Smaller ones are left to the allocator.
 const LARGE: usize = 16 * 1024;
 
 /// The most memory that is kept.
 const KEPT_BYTES: usize = 4 * 1024 * 1024;
 
 impl Shelf {
-    /// A parcel of `len` bytes, if there is memory for it.
-    pub fn take(&mut self, len: usize) -> Option<Parcel> {
+    /// `len` bytes, if there is memory for them.
+    pub fn take(&mut self, len: usize) -> Option<Shelved> {
         let fit = if len < LARGE { None } else { self.0.iter().position(|memory| memory.len() >= len) };
         let memory = match fit {
             Some(index) => self.0.swap_remove(index),
@@ -45,18 +45,18 @@ impl Shelf {
                 memory.into_boxed_slice()
             }
         };
-        Some(Parcel { memory, len })
+        Some(Shelved { memory, len })
     }
 
-    /// A parcel that is needed no more.
-    pub fn give_back(&mut self, parcel: Parcel) {
-        let len = parcel.memory.len();
+    /// One that is needed no more.
+    pub fn give_back(&mut self, shelved: Shelved) {
+        let len = shelved.memory.len();
         if (LARGE..=KEPT_BYTES).contains(&len) {
             // Those that have lain longest go first: what is asked for now is like what came last.
             while self.0.iter().map(|memory| memory.len()).sum::<usize>() + len > KEPT_BYTES {
                 self.0.remove(0);
             }
-            self.0.push(parcel.memory);
+            self.0.push(shelved.memory);
         }
     }
 }
@@ -66,14 +66,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parcel_has_its_length_whatever_memory_it_gets() {
+    fn a_message_has_its_length_whatever_memory_it_gets() {
         let mut shelf = Shelf::default();
         let long = shelf.take(3 * LARGE).expect("memory");
         shelf.give_back(long);
         for len in [0, 10, LARGE, 2 * LARGE, 5 * LARGE] {
-            let mut parcel = shelf.take(len).expect("memory");
-            assert_eq!((parcel.bytes().len(), parcel.bytes_mut().len()), (len, len));
-            shelf.give_back(parcel);
+            let mut shelved = shelf.take(len).expect("memory");
+            assert_eq!((shelved.bytes().len(), shelved.bytes_mut().len()), (len, len));
+            shelf.give_back(shelved);
         }
     }
 
@@ -88,10 +88,10 @@ mod tests {
     fn little_is_kept() {
         let mut shelf = Shelf::default();
         for _ in 0..100 {
-            let parcel = Parcel { memory: vec![0; KEPT_BYTES / 3].into(), len: 1 };
-            shelf.give_back(parcel);
+            let shelved = Shelved { memory: vec![0; KEPT_BYTES / 3].into(), len: 1 };
+            shelf.give_back(shelved);
         }
-        shelf.give_back(Parcel { memory: vec![0; KEPT_BYTES + 1].into(), len: 1 });
+        shelf.give_back(Shelved { memory: vec![0; KEPT_BYTES + 1].into(), len: 1 });
         assert_eq!(shelf.0.len(), 3);
     }
 }

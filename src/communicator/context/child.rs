@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Context, Line, Place};
+use super::{Context, Line, Membership};
 use crate::communicator::Recall;
 use crate::communicator::limits::Limits;
 use crate::engine::endpoint::lock;
@@ -28,7 +28,7 @@ impl Context {
         let child = |color: u32, ranks| {
             self.child(Making::Part, &format!("/{color}"), format!("{}/{color}", self.name()), ranks)
         };
-        let Place::Group(group) = &self.0.place else {
+        let Membership::Group(group) = &self.0.membership else {
             return self.failure().map_or(Ok(color.map(|color| child(color, vec![0]))), Err);
         };
         // Colour (with one bit for "none") and key of each rank.
@@ -111,7 +111,7 @@ impl Context {
     /// so links join them, by which each hears what ends another, and all know that they are members, though the parent may have failed
     /// before some were told.
     pub(super) fn settled(self, limits: Limits, making: Making) -> Result<Context> {
-        if let Place::Group(group) = &self.0.place {
+        if let Membership::Group(group) = &self.0.membership {
             let exchange = |mine, until| self.exchange(group, mine, until, making);
             let met = group.share_memory(limits.come, limits.settled, exchange).and_then(|exchanged| {
                 // Ranks that are created have met already.
@@ -172,13 +172,13 @@ impl Child {
         let group = self.group();
         let Child { parent, label, tied, succeeds, limits, making, .. } = self;
         let timeout = parent.timeout();
-        let (Place::Group(over), Some(group)) = (&parent.0.place, group) else {
-            return Ok(Context::new(label, timeout, Place::Solo, None));
+        let (Membership::Group(over), Some(group)) = (&parent.0.membership, group) else {
+            return Ok(Context::new(label, timeout, Membership::Solo, None));
         };
         let _making = tied.then(|| over.make(&group));
-        let (place, store) = (Place::Group(group), parent.0._store.clone());
-        let line = if succeeds { parent.0.line.clone() } else { Line::of(&place) };
-        let child = Context::of_line(label, timeout, place, store, line);
+        let (membership, store) = (Membership::Group(group), parent.0._store.clone());
+        let line = if succeeds { parent.0.line.clone() } else { Line::of(&membership) };
+        let child = Context::of_line(label, timeout, membership, store, line);
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
         child.settled(limits, making)
@@ -211,7 +211,7 @@ impl Child {
     /// This rank's end of the group, unless it is alone in it.
     fn group(&self) -> Option<Arc<Group>> {
         let Child { parent, name, label, ranks, count, .. } = self;
-        let Place::Group(parent) = &parent.0.place else { return None };
+        let Membership::Group(parent) = &parent.0.membership else { return None };
         if ranks.len() == 1 {
             return None;
         }
@@ -276,7 +276,7 @@ mod tests {
             || {
                 let child = second.child(Making::Duplicate, "+", "default+".into(), vec![0, 1]);
                 let group = child.group().expect("two ranks");
-                let context = Context::new(child.label, PATIENCE, Place::Group(group.clone()), None);
+                let context = Context::new(child.label, PATIENCE, Membership::Group(group.clone()), None);
                 // As if this rank had a board, and its turn in the next step.
                 let soon = Deadline::after(PATIENCE);
                 context.exchange(&group, [0, 0], soon, Making::Duplicate).expect("the other has come");
@@ -307,7 +307,7 @@ mod tests {
                 }
                 let comes = second.duplicate().expect("the ranks meet");
                 for child in [makes.join().expect("no panic").expect("the ranks meet"), comes] {
-                    let Place::Group(group) = child.place() else { panic!("two ranks") };
+                    let Membership::Group(group) = child.membership() else { panic!("two ranks") };
                     assert_eq!([child.timeout(), group.timeout()], [timeout; 2]);
                     child.set_timeout(SHORT);
                     assert_eq!([child.timeout(), group.timeout()], [SHORT; 2]);
@@ -378,7 +378,7 @@ mod tests {
                 })
             });
             let [absent, held_up] = threads.map(|rank| rank.join().expect("no panic"));
-            let Place::Group(group) = held_up.place() else { panic!("two ranks") };
+            let Membership::Group(group) = held_up.membership() else { panic!("two ranks") };
             let group = group.clone();
             let waits = scope.spawn(move || barrier(&held_up, PATIENCE));
             let call = || group.endpoint().recorder().running(group.id());

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Child, Context, Place};
+use super::{Child, Context, Membership};
 use crate::communicator::limits::Limits;
 use crate::engine::device::{DeviceExchange, HeldMemory, Way};
 use crate::error::{Result, fail};
@@ -23,7 +23,7 @@ impl Context {
         let limits = Limits::begin(self.timeout());
         let ranks = (0..self.size()).collect();
         let child = || self.child(Making::Suspend, "~", self.name().to_owned(), ranks).succeeding();
-        let Place::Group(group) = &self.0.place else {
+        let Membership::Group(group) = &self.0.membership else {
             return self.failure().map_or_else(|| willing.map(|willing| willing.then(child)), Err);
         };
         let mine = willing.as_ref().map_or(FAILED, |&willing| willing.into());
@@ -53,7 +53,7 @@ impl Context {
     }
 
     fn exchange_of_devices(&self) -> Option<&Arc<DeviceExchange>> {
-        let Place::Group(group) = &self.0.place else { return None };
+        let Membership::Group(group) = &self.0.membership else { return None };
         group.devices().and_then(Way::exchange)
     }
 }

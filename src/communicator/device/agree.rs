@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::collective::request::Request;
 use crate::communicator::Completion;
-use crate::communicator::context::{Context, Place};
+use crate::communicator::context::{Context, Membership};
 use crate::cuda::context::Devices;
 use crate::cuda::exchange::Chosen;
 use crate::deadline::Deadline;
@@ -74,7 +74,7 @@ pub(in crate::communicator) fn connect(
     // Of the first that fails; it keeps no other group from agreeing, whose ranks need this one in each of their rounds.
     let mut answer = Ok(());
     for &candidate in candidates {
-        let Place::Group(group) = candidate.context.place() else { continue };
+        let Membership::Group(group) = candidate.context.membership() else { continue };
         if group.devices().is_some() {
             continue;
         }

@@ -8,7 +8,7 @@ use super::{Together, caller, collective, fits};
 use crate::collective::checked::Uniform;
 use crate::collective::request::{Kind, Request};
 use crate::communicator::Call;
-use crate::communicator::context::{Context, Place};
+use crate::communicator::context::{Context, Membership};
 use crate::communicator::survey::{Located, Spans};
 use crate::cuda::driver::{Location, StreamHandle};
 use crate::cuda::exchange::Point;
@@ -60,7 +60,7 @@ impl Context {
     /// Where calls of this context are gathered; `None` if its GPUs do nothing alone, or have not agreed on that: see
     /// [`Context::connect_device`].
     pub fn launches(&self) -> Option<Launches> {
-        let Place::Group(group) = self.place() else { return None };
+        let Membership::Group(group) = self.membership() else { return None };
         let Some(Way::Exchange(exchange)) = group.devices() else { return None };
         let (group, exchange) = (group.clone(), exchange.clone());
         Some(Launches { group, exchange, collectives: Calls::NONE, messages: Calls::NONE })
@@ -212,7 +212,7 @@ impl Launches {
     }
 
     fn check_context(&self, context: &Context) -> Result<()> {
-        if matches!(context.place(), Place::Group(own) if Arc::ptr_eq(own, &self.group)) {
+        if matches!(context.membership(), Membership::Group(own) if Arc::ptr_eq(own, &self.group)) {
             return Ok(());
         }
         fail!(Internal, "a call of '{}' is not one of '{}'", context.name(), self.group.name())

@@ -115,7 +115,7 @@ fn wide_lines_go_only_where_all_gpus_store_them_whole() {
 }
 
 fn exchange(context: &Context) -> (Arc<Group>, Arc<DeviceExchange>) {
-    let Place::Group(group) = context.place() else { panic!("a group") };
+    let Membership::Group(group) = context.membership() else { panic!("a group") };
     let Some(Way::Exchange(exchange)) = group.devices() else { panic!("{:?}", group.devices()) };
     (group.clone(), exchange.clone())
 }

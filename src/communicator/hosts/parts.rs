@@ -29,7 +29,7 @@ use crate::engine::endpoint::Through;
 use crate::engine::executor::Run;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::Operation;
-use crate::engine::staged::relay::{Gather, MAX_WIRED, MeetingPlace, Plan, Relay};
+use crate::engine::staged::relay::{Gather, MAX_WIRED, MeetingPlace, Relay, RelayPlan};
 use crate::engine::staged::{Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
@@ -199,7 +199,7 @@ impl<'a> Parts<'a> {
         let (entry, crossing) = match self.copier.clone() {
             Some(kernels) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
-                let combiner = plan.as_ref().and_then(Plan::combiner);
+                let combiner = plan.as_ref().and_then(RelayPlan::combiner);
                 let max_blocks = least_limit([self.call.max_blocks, self.call.context.max_blocks()]);
                 let duty = Duty { bytes, networked: plan.is_some(), combiner, max_blocks };
                 let courier = errand.insert(Errand::new(devices, device, duty)?);
@@ -268,7 +268,7 @@ impl<'a> Parts<'a> {
     }
 
     /// How this place's ranks relay a call, if it is one that may be: the same answer on all of them.
-    fn plan_relay(&self, checked: &Checked, seat: Seat) -> Option<Plan> {
+    fn plan_relay(&self, checked: &Checked, seat: Seat) -> Option<RelayPlan> {
         if seat.size > MAX_WIRED {
             return None;
         }

@@ -13,7 +13,7 @@ use std::time::Instant;
 use self::members::{DRIVER, LOADS};
 use super::*;
 use crate::collective::request::Counts;
-use crate::communicator::context::Place;
+use crate::communicator::context::Membership;
 use crate::communicator::device::{Candidate, connect};
 use crate::communicator::{Call, Completion, Options, Rendezvous};
 use crate::cuda::context::Devices;
@@ -317,7 +317,7 @@ impl Rank {
     }
 
     fn group(&self) -> &Arc<Group> {
-        let Place::Group(group) = self.context.place() else { panic!("a group") };
+        let Membership::Group(group) = self.context.membership() else { panic!("a group") };
         group
     }
 

@@ -15,7 +15,7 @@ use memory::{At, Due, Host, pointer};
 use super::program::{Carriers, Fault, Gpus, Kind, Message, Program, Step, Trouble};
 use super::values::Dice;
 use crate::collective::request::{Counts, Request};
-use crate::communicator::context::Place;
+use crate::communicator::context::Membership;
 use crate::communicator::hosts::tests::{agree, members};
 use crate::communicator::{Call, Context, Options, Rendezvous};
 use crate::cuda::context::Devices;
@@ -163,7 +163,7 @@ impl Player<'_> {
     fn warm_up(&mut self) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         let Some(context) = self.groups[0].clone() else { return Ok(()) };
-        let Place::Group(group) = context.place() else { return Ok(()) };
+        let Membership::Group(group) = context.membership() else { return Ok(()) };
         let (sum, all) = (self.memory(false, 1200), self.memory(true, 1));
         let request = |at: At, count, operator| Request {
             kind: Kind::Allreduce,

@@ -15,7 +15,9 @@ use crate::cuda::driver::least_limit;
 use crate::cuda::local::limited;
 use crate::engine::group::Group;
 use crate::engine::staged::Routes;
-use crate::engine::staged::relay::{Combine, Gather, Limits, MAX_WIRED, MeetingPlace, Plan, Route, Seat};
+use crate::engine::staged::relay::{
+    Combine, Gather, Limits, MAX_WIRED, MeetingPlace, RelayPlan, Route, Seat,
+};
 use crate::error::Result;
 use crate::reduce::Operator;
 use crate::schedule::Algorithm;
@@ -26,7 +28,7 @@ pub(super) enum Way {
     /// In pieces that are exchanged as on host memory.
     Staged,
     /// The devices do the work.
-    Relayed(Box<Plan>),
+    Relayed(Box<RelayPlan>),
     /// Its lists may differ from rank to rank: message by message.
     Listed(Routes),
 }
@@ -93,7 +95,7 @@ impl Context {
         request: &Request,
         options: &Call,
         signature: &Signature,
-    ) -> Option<Plan> {
+    ) -> Option<RelayPlan> {
         let What::Collective(checked) = &call.what else { return None };
         let Counts::Uniform(count) = request.counts else { return None };
         let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
@@ -122,7 +124,7 @@ impl Context {
         checked: &Checked,
         (count, max_blocks): (u64, u32),
         limits: Limits,
-    ) -> Option<Plan> {
+    ) -> Option<RelayPlan> {
         let cuda = self.cuda();
         if !relays(cuda, group) {
             return None;
@@ -137,7 +139,7 @@ impl Context {
         let route = Route::new(kind, crew.number, crew.size, root, count, element, in_place, limits)?;
         let place = place()?;
         let kernels = limited(cuda.kernels(), least_limit([self.max_blocks(), max_blocks]));
-        Some(Plan { seat: seat.clone(), place, route, kernels, combine })
+        Some(RelayPlan { seat: seat.clone(), place, route, kernels, combine })
     }
 
     /// Gathers a few bytes of every rank in the course of a call.

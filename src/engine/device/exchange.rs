@@ -5,7 +5,7 @@
 
 mod ending;
 mod graphs;
-mod lane;
+mod line;
 mod one_sided;
 mod series;
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 pub(super) use self::graphs::mixes_by_default;
-use self::lane::Lane;
+use self::line::CallLine;
 pub(super) use self::one_sided::OneSided;
 pub use self::one_sided::Put;
 pub use self::series::Series;
@@ -45,7 +45,7 @@ use crate::signature::{Kind, Signature};
 pub struct DeviceExchange {
     /// None once it is being dropped.
     parts: Option<Parts>,
-    lane: Mutex<Lane>,
+    line: Mutex<CallLine>,
     /// Whether graphs are ordered with other calls.
     mixes: AtomicBool,
     /// Calls that were not captured, until they are seen to be done.
@@ -137,7 +137,7 @@ impl DeviceExchange {
         let mixes = AtomicBool::new(mixes_by_default().unwrap_or(true));
         DeviceExchange {
             parts: Some(parts),
-            lane: Mutex::default(),
+            line: Mutex::default(),
             mixes,
             watch: Watch::default(),
             shut: Once::new(),

@@ -131,8 +131,8 @@ impl Messages {
                 let early = if eager {
                     self.unexpected_bytes += kept(frame.length as usize);
                     match self.shelf.take(frame.length as usize) {
-                        Some(parcel) => {
-                            self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Kept(parcel));
+                        Some(shelved) => {
+                            self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Kept(shelved));
                         }
                         None => self.run_short(peer, lane, frame),
                     }
@@ -161,7 +161,7 @@ impl Messages {
         let len = frame.length as usize;
         let target = match self.receiving.get(&(peer, frame.key)) {
             Some(Receiving::Early(_)) => match self.shelf.take(len) {
-                Some(parcel) => Target::Kept(parcel),
+                Some(shelved) => Target::Kept(shelved),
                 None => {
                     self.run_short(peer, lane, frame);
                     return false;
@@ -208,22 +208,22 @@ impl Messages {
         let key = (peer, incoming.frame.key);
         match incoming.target {
             Target::Discard => {}
-            Target::Kept(parcel) => match self.receiving.remove(&key) {
+            Target::Kept(shelved) => match self.receiving.remove(&key) {
                 Some(Receiving::Claimed(posted)) => {
-                    deliver(parcel.bytes(), &posted);
-                    self.unexpected_bytes -= kept(parcel.bytes().len());
-                    self.shelf.give_back(parcel);
+                    deliver(shelved.bytes(), &posted);
+                    self.unexpected_bytes -= kept(shelved.bytes().len());
+                    self.shelf.give_back(shelved);
                     self.peers[peer as usize].received(posted.into.len);
                     self.note_done(posted.ticket);
                 }
                 Some(Receiving::Early(_)) => {
-                    let early = Early::Eager(incoming.frame.signature, parcel);
+                    let early = Early::Eager(incoming.frame.signature, shelved);
                     self.receiving.insert(key, Receiving::Early(early));
                 }
                 // Its receiver claimed it and gave up.
                 _ => {
-                    self.unexpected_bytes -= kept(parcel.bytes().len());
-                    self.shelf.give_back(parcel);
+                    self.unexpected_bytes -= kept(shelved.bytes().len());
+                    self.shelf.give_back(shelved);
                 }
             },
             Target::User(_) => {

@@ -118,9 +118,9 @@ pub(super) fn drop_early(early: &mut Early, unexpected_bytes: &mut usize, shelf:
     match early {
         // What is still coming in is counted until it is complete, and dropped then.
         Early::Begun(..) | Early::Request { .. } => {}
-        Early::Eager(_, parcel) => {
-            *unexpected_bytes -= kept(parcel.bytes().len());
-            shelf.give_back(std::mem::take(parcel));
+        Early::Eager(_, shelved) => {
+            *unexpected_bytes -= kept(shelved.bytes().len());
+            shelf.give_back(std::mem::take(shelved));
         }
     }
 }

@@ -147,7 +147,7 @@ impl Messages {
                 let Some(Receiving::Early(early)) = self.receiving.remove(&(peer, key)) else { return };
                 match early {
                     Early::Begun(..) => {}
-                    Early::Eager(_, parcel) => self.unexpected_bytes -= kept(parcel.bytes().len()),
+                    Early::Eager(_, shelved) => self.unexpected_bytes -= kept(shelved.bytes().len()),
                     Early::Request { .. } => self.refuse(peer, &posted, key),
                 }
                 self.mismatch(ticket, mismatch);
@@ -164,10 +164,10 @@ impl Messages {
                     *entry = Receiving::Claimed(posted);
                     self.peers[peer as usize].receives(len);
                 }
-                Early::Eager(_, parcel) => {
-                    deliver(parcel.bytes(), &posted);
-                    self.unexpected_bytes -= kept(parcel.bytes().len());
-                    self.shelf.give_back(std::mem::take(parcel));
+                Early::Eager(_, shelved) => {
+                    deliver(shelved.bytes(), &posted);
+                    self.unexpected_bytes -= kept(shelved.bytes().len());
+                    self.shelf.give_back(std::mem::take(shelved));
                     self.receiving.remove(&(peer, key));
                     self.note_done(ticket);
                 }

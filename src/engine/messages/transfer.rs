@@ -4,7 +4,7 @@ use super::EAGER_TCP_BYTES;
 use super::failure::{Mismatch, check};
 use crate::engine::lane::{Destination, Source, Ticket};
 use crate::engine::pairs::From;
-use crate::engine::shelf::Parcel;
+use crate::engine::shelf::Shelved;
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Result, fail};
 use crate::signature::Signature;
@@ -32,7 +32,7 @@ pub(super) struct Posted {
 pub(super) enum Early {
     /// Coming in.
     Begun(Signature, u64),
-    Eager(Signature, Parcel),
+    Eager(Signature, Shelved),
     Request {
         frame: Frame,
     },
@@ -131,7 +131,7 @@ impl Early {
     pub(super) fn total(&self) -> u64 {
         match self {
             Early::Begun(_, total) => *total,
-            Early::Eager(_, parcel) => parcel.bytes().len() as u64,
+            Early::Eager(_, shelved) => shelved.bytes().len() as u64,
             Early::Request { frame } => frame.total,
         }
     }

@@ -2,7 +2,7 @@
 //! without a wait.
 
 use super::*;
-use crate::communicator::context::Place;
+use crate::communicator::context::Membership;
 use crate::engine::staged::relay::Limits;
 
 /// Elements: none, one, odd, three pieces and a bit.
@@ -66,7 +66,7 @@ fn run_far_ahead(kind: Kind, round: u32, limit: Option<usize>) -> Vec<String> {
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
         rank.copy_by_kernels();
         rank.context.cuda().pretend_limits(Limits { above: Some(usize::MAX), ..Limits::default() });
-        let Place::Group(group) = rank.context.place() else { panic!("a group") };
+        let Membership::Group(group) = rank.context.membership() else { panic!("a group") };
         let (is_late, endpoint) = (rank.rank == 1, group.endpoint());
         if let (true, Some(limit)) = (is_late, limit) {
             endpoint.messages().limit_unexpected(limit);

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 
 use super::*;
-use crate::communicator::context::Place;
+use crate::communicator::context::Membership;
 use crate::cuda::double::Waiting;
 use crate::cuda::memory::DeviceBuffer;
 use crate::engine::staged::Hoard;
@@ -179,7 +179,7 @@ fn held_up(timeout: Duration, knows: bool, couriers: bool, other: impl Fn(&Rank)
             [(0, 7), (1, 8)].map(|(at, tag)| message(Kind::Receive, &mut words[at], tag));
         let work = rank.start(&request(Kind::Allreduce, memory, memory, 1, 0), &call).expect("it starts");
         let start = Instant::now();
-        let Place::Group(group) = rank.context.place() else { panic!("a group") };
+        let Membership::Group(group) = rank.context.membership() else { panic!("a group") };
         let recorder = group.endpoint().recorder();
         let known = || recorder.find(|entry| entry.group == group.id() && entry.awaited.rank().is_some());
         while knows && known().is_none() {
@@ -464,7 +464,7 @@ fn store_last_first(couriers: bool) -> Vec<String> {
             work.wait(deadline()).expect("it ends well");
         }
         // The first piece has been loaded by way of the spare lane, and waits for the other rank.
-        let Place::Group(group) = rank.context.place() else { panic!("a group") };
+        let Membership::Group(group) = rank.context.membership() else { panic!("a group") };
         let until = deadline();
         while group.endpoint().messages().operations() == 0 && !until.expired() {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,7 +1,7 @@
 //! Calls that are relayed: the same expectations, other ways.
 
 use super::*;
-use crate::communicator::context::Place;
+use crate::communicator::context::Membership;
 use crate::cuda::double::DoubleKernels;
 use crate::cuda::fold::FoldKernels;
 use crate::engine::endpoint::Through;
@@ -88,9 +88,9 @@ impl Rank {
     }
 
     fn group(&self) -> &Arc<Group> {
-        match self.context.place() {
-            Place::Group(group) => group,
-            Place::Solo => panic!("a group"),
+        match self.context.membership() {
+            Membership::Group(group) => group,
+            Membership::Solo => panic!("a group"),
         }
     }
 }

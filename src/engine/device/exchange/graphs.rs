@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::Parts;
-use super::lane::Id;
+use super::line::Id;
 use crate::cuda::driver::GraphRecord;
 use crate::cuda::stream::Stream;
 use crate::error::{Result, fail};

@@ -272,7 +272,7 @@ impl DeviceExchange {
         give(&stream, id).inspect_err(|_| {
             // Part of it may be there.
             if id.is_some() {
-                let _one_at_a_time = lock(&self.lane);
+                let _one_at_a_time = lock(&self.line);
                 parts.astray.add(&stream);
             }
         })

@@ -3,8 +3,8 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
-use super::lane::Id;
-use super::{Caller, DeviceExchange, Enqueued, Lane, Meets};
+use super::line::Id;
+use super::{CallLine, Caller, DeviceExchange, Enqueued, Meets};
 use crate::cuda::exchange::{Job, Point};
 use crate::cuda::quiet::Launching;
 use crate::cuda::stream::Stream;
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Series<'a> {
     exchange: &'a Arc<DeviceExchange>,
-    lane: MutexGuard<'a, Lane>,
+    line: MutexGuard<'a, CallLine>,
     /// As in `give`. Couriers that are launched in between are, too, by the same thread.
     _launching: Launching<'a>,
     stream: Stream,
@@ -39,14 +39,14 @@ impl DeviceExchange {
         let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
         let stream = stream.map_err(|error| self.foreign(caller, error))?;
         stream.refuse_capture("call->stream", "a call between hosts cannot be captured")?;
-        let lane = lock(&self.lane);
+        let line = lock(&self.line);
         let id = {
             let _entered = devices.enter(self.device())?;
             // SAFETY: as above.
             Id::Number(unsafe { devices.driver().stream_id(handle) }?)
         };
         let _launching = self.devices().launching();
-        Ok(Series { exchange: self, lane, _launching, stream, id, open: false })
+        Ok(Series { exchange: self, line, _launching, stream, id, open: false })
     }
 }
 
@@ -58,18 +58,18 @@ impl Series<'_> {
 
     /// How many collectives of the exchange there will have been with the call, before that is noted: see [`DeviceExchange::missing`].
     pub fn number(&self) -> u32 {
-        self.lane.calls.collectives().wrapping_add(1)
+        self.line.calls.collectives().wrapping_add(1)
     }
 
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
     pub fn begin(&mut self, group: &Group, turn: &Turn, max_blocks: u32) -> Result<()> {
         let terms = Terms { max_blocks, ..Terms::default() };
-        self.lane.calls.compare(self.exchange.parts(), group, turn, terms)?;
+        self.line.calls.compare(self.exchange.parts(), group, turn, terms)?;
         self.open = true;
-        if self.lane.ran_on.is_some_and(|before| before != self.id) {
+        if self.line.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
         }
-        self.lane.captured.precede(self.exchange.parts(), &self.stream)
+        self.line.captured.precede(self.exchange.parts(), &self.stream)
     }
 
     /// A part of the call that is a collective of the members.
@@ -101,8 +101,8 @@ impl Series<'_> {
 
     /// All parts have been given. `turn` says until when they are to be done.
     pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
-        self.lane.ran_on = Some(self.id);
-        let meets = Meets::All(self.lane.calls.collectives());
+        self.line.ran_on = Some(self.id);
+        let meets = Meets::All(self.line.calls.collectives());
         self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, meets)?;
         self.open = false;
         // As in `give`.

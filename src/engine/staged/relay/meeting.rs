@@ -30,7 +30,7 @@ pub enum Place {
 
 /// What a rank says of a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Word {
+pub(super) struct Say {
     /// Its scalar.
     pub(super) scale: f64,
     /// Whether it can relay the call.
@@ -55,7 +55,7 @@ pub(super) enum Met {
 pub(super) struct Meeting {
     seat: Arc<Seat>,
     place: Place,
-    word: Word,
+    say: Say,
     stage: Stage,
 }
 
@@ -75,12 +75,12 @@ enum Stage {
 const GREETING: u32 = u32::MAX;
 
 impl Meeting {
-    pub(super) fn new(seat: Arc<Seat>, place: Place, word: Word) -> Meeting {
+    pub(super) fn new(seat: Arc<Seat>, place: Place, say: Say) -> Meeting {
         let stage = match place {
             Place::Boards(_) => Stage::Enter(0),
             Place::Messages(_) => Stage::Begin,
         };
-        Meeting { seat, place, word, stage }
+        Meeting { seat, place, say, stage }
     }
 
     /// Goes on as far as it can.
@@ -112,7 +112,7 @@ impl Meeting {
 
     /// What this rank says of the call, and of its lanes.
     fn says(&self) -> u64 {
-        self.seat.says() | if self.word.can { CAN } else { 0 }
+        self.seat.says() | if self.say.can { CAN } else { 0 }
     }
 
     fn at_boards(
@@ -122,7 +122,7 @@ impl Meeting {
         turn: &Turn,
         order: &StreamOrder,
     ) -> Result<Met> {
-        let Word { scale, bytes, .. } = self.word;
+        let Say { scale, bytes, .. } = self.say;
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Enter(number) => {
@@ -213,7 +213,7 @@ impl Meeting {
         let seat = &self.seat;
         let first = seat.lanes().is_none() && matches!(*seat.making(), Making::Unbegun);
         let wire = first.then(|| Wire::listen(group, seat.crew()));
-        let mut own = Vec::from(self.word.scale.to_bits().to_le_bytes());
+        let mut own = Vec::from(self.say.scale.to_bits().to_le_bytes());
         own.extend_from_slice(&self.says().to_le_bytes());
         let wire = wire.transpose().and_then(|wire| {
             let mut address = [0; RECORD_BYTES];

@@ -37,7 +37,7 @@ use std::task::Poll;
 
 pub use lanes::{Crew, Seat};
 pub use meeting::{Gather, Place as MeetingPlace};
-use meeting::{Meeting, Met, Word};
+use meeting::{Meeting, Met, Say};
 use mover::Parcels;
 use pieces::{Progress, Relayed, Run};
 use route::LANES;
@@ -70,7 +70,7 @@ pub struct Combine {
 }
 
 /// What a call needs to be relayed.
-pub struct Plan {
+pub struct RelayPlan {
     /// What the ranks that relay it keep. Their calls run one after the other, each from when the one before has exchanged.
     pub seat: Arc<Seat>,
     /// Where the ranks meet.
@@ -83,7 +83,7 @@ pub struct Plan {
     pub combine: Option<Combine>,
 }
 
-impl Plan {
+impl RelayPlan {
     /// Whether this rank can copy and combine on `order`'s device.
     fn can_run(&self, order: &StreamOrder) -> bool {
         if order.copier.is_none() && order.errand.is_none() {
@@ -136,7 +136,7 @@ impl Plan {
 pub struct Relay {
     /// The call's memory and order, and the ordinary way.
     staged: Staged,
-    plan: Plan,
+    plan: RelayPlan,
     stage: Stage,
     watch: Watch,
     running: Option<Run>,
@@ -171,7 +171,7 @@ impl Relay {
     /// the driver, as [`Staged::provided`].
     pub fn new(
         mut staged: Staged,
-        plan: Plan,
+        plan: RelayPlan,
         first: bool,
         streams_wait: &dyn Fn() -> bool,
     ) -> Result<Relay> {
@@ -184,8 +184,8 @@ impl Relay {
         let likely = can && plan.seat.agreed().is_some();
         staged.provide(if first && !likely { super::LANES } else { 0 }, streams_wait)?;
         let job = &staged.job;
-        let word = Word { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
-        let stage = Stage::Meet(Meeting::new(plan.seat.clone(), plan.place.clone(), word));
+        let say = Say { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
+        let stage = Stage::Meet(Meeting::new(plan.seat.clone(), plan.place.clone(), say));
         Ok(Relay { staged, plan, stage, watch: Watch::default(), running: None, can })
     }
 
@@ -354,7 +354,7 @@ impl Relay {
 }
 
 /// A call as its pieces see it.
-fn relayed<'a>(staged: &Staged, plan: &'a Plan, scales: &'a [f64]) -> Relayed<'a> {
+fn relayed<'a>(staged: &Staged, plan: &'a RelayPlan, scales: &'a [f64]) -> Relayed<'a> {
     let Job { input, output, .. } = &staged.job;
     let [input, output] = [input.place, output.place].map(|place| match place {
         Place::Device(address) => address,

@@ -7,7 +7,7 @@ use super::lanes::Lanes;
 use super::mover::Parcels;
 use super::route::{LANES, Move, RESULT_AT, Route, Share};
 use super::tracks::{Step, Sum, Tracks};
-use super::{Combine, Plan};
+use super::{Combine, RelayPlan};
 use crate::cuda::local::Operand;
 use crate::engine::direct::Mark;
 use crate::error::Result;
@@ -47,7 +47,7 @@ pub(super) struct Progress {
 
 /// A call, as its pieces need it.
 pub(super) struct Relayed<'a> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a RelayPlan,
     pub(super) scales: &'a [f64],
     pub(super) input: u64,
     pub(super) output: u64,
@@ -56,7 +56,7 @@ pub(super) struct Relayed<'a> {
 impl Relayed<'_> {
     /// Moves every piece on by a step, where it can. The member that the last of the pieces waits for, if any.
     pub(super) fn advance(&self, run: &mut Run) -> Result<Option<usize>> {
-        let Plan { route, .. } = self.plan;
+        let RelayPlan { route, .. } = self.plan;
         let before = run.before;
         let mut stops = None;
         // In the order of all calls' pieces: the last one of the call before may not have been told yet.
@@ -105,7 +105,7 @@ impl Relayed<'_> {
     /// Begins to give the next piece, if there is a lane for it: one at a time, since what was given before it may have
     /// come to its lane when the driver has been told. The member whose lane is not free, if that is why not.
     pub(super) fn begin(&self, run: &mut Run) -> Result<Option<usize>> {
-        let Plan { route, .. } = self.plan;
+        let RelayPlan { route, .. } = self.plan;
         let (before, piece, tracks) = (run.before, run.progress.begun, run.tracks.len());
         if piece == route.pieces() || piece == run.progress.done + tracks {
             return Ok(None);
@@ -135,7 +135,7 @@ impl Relayed<'_> {
 
     /// What this rank does with the others' contributions.
     fn work(&self, run: &mut Run, piece: u64) -> Result<()> {
-        let Plan { route, combine, .. } = self.plan;
+        let RelayPlan { route, combine, .. } = self.plan;
         if let (Some(combine), Some(share)) = (combine, route.share(piece)) {
             self.fold(run, piece, combine, share)?;
             return run.given(piece, Step::Work, true);
@@ -154,7 +154,7 @@ impl Relayed<'_> {
 
     /// Combines this rank's share.
     fn fold(&self, run: &mut Run, piece: u64, combine: &Combine, share: Share) -> Result<()> {
-        let Plan { route, .. } = self.plan;
+        let RelayPlan { route, .. } = self.plan;
         let operands: Vec<Operand> = (0..route.size())
             .map(|member| Operand {
                 address: match member == route.rank() {

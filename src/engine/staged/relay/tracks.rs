@@ -23,7 +23,7 @@ use crate::reduce::{self, Representation};
 /// A stream, which calls share, and the event of one piece, whose steps run on this stream or another; the host sees every step
 /// end before it gives the next.
 #[derive(Debug)]
-pub(super) struct Track {
+pub(super) struct PieceTrack {
     pub(super) stream: Arc<Stream>,
     /// After the last step of the piece.
     step: Event,
@@ -57,7 +57,7 @@ impl Step {
 
 /// What a call runs on.
 pub(super) enum Tracks {
-    Streams(Vec<Track>),
+    Streams(Vec<PieceTrack>),
     Courier(Ordered),
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Sum<'a> {
 /// Tracks of a call that was given up before its steps had ended, and the lanes that they use.
 struct Parked {
     behind: Behind,
-    tracks: Vec<Track>,
+    tracks: Vec<PieceTrack>,
     lanes: Pinned,
 }
 
@@ -116,7 +116,7 @@ impl Tracks {
     pub(super) fn take(order: &mut StreamOrder, pieces: u64) -> Result<Tracks> {
         let StreamOrder { devices, device, errand, .. } = order;
         let Some(errand) = errand.take() else {
-            let tracks = (0..pieces).map(|_| Track::take(devices, *device)).collect::<Result<_>>()?;
+            let tracks = (0..pieces).map(|_| PieceTrack::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
         // Lanes of calls that were given up, if that is known without the driver.
@@ -203,7 +203,7 @@ impl Tracks {
         let (track, stream) = (self.index(piece), self.index(step as u64));
         let Tracks::Streams(tracks) = self else { return Ok(()) };
         match tracks.get_disjoint_mut([track, stream]) {
-            Ok([track, Track { stream, .. }]) => track.given(stream),
+            Ok([track, PieceTrack { stream, .. }]) => track.given(stream),
             // They are the same.
             Err(_) => tracks[track].given_here(),
         }
@@ -274,7 +274,7 @@ impl Tracks {
     }
 }
 
-fn leave(order: &StreamOrder, mut tracks: Vec<Track>, lanes: Pinned) {
+fn leave(order: &StreamOrder, mut tracks: Vec<PieceTrack>, lanes: Pinned) {
     let StreamOrder { devices, device, exit, .. } = order;
     let Some(last) = tracks.pop() else { return };
     let behind = || -> Result<Event> {
@@ -313,7 +313,7 @@ impl pool::Stock for Stock {
 
     fn keep(&mut self, over: Vec<Parked>) -> Vec<(Behind, Pinned)> {
         let keep = |Parked { behind, tracks, lanes }| {
-            self.steps.extend(tracks.into_iter().map(|track: Track| track.step));
+            self.steps.extend(tracks.into_iter().map(|track: PieceTrack| track.step));
             (behind, lanes)
         };
         over.into_iter().map(keep).collect()
@@ -329,9 +329,9 @@ pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<(
     Ok(())
 }
 
-impl Track {
+impl PieceTrack {
     /// A track on a device.
-    pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
+    pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<PieceTrack> {
         POOL.unpark(true);
         let mut shelves = POOL.lock();
         let pool = &mut shelves.stock;
@@ -347,7 +347,7 @@ impl Track {
             Some(step) => step,
             None => Event::new(devices, device)?,
         };
-        Ok(Track { stream, step, busy: false, rings: false })
+        Ok(PieceTrack { stream, step, busy: false, rings: false })
     }
 
     /// A step of the piece has been given to `stream`.
@@ -356,7 +356,7 @@ impl Track {
         self.step.record(stream)
     }
 
-    /// As [`Track::given`], to the stream that it has itself.
+    /// As [`PieceTrack::given`], to the stream that it has itself.
     pub(super) fn given_here(&mut self) -> Result<()> {
         (self.busy, self.rings) = (true, false);
         self.step.record(&self.stream)
@@ -380,14 +380,14 @@ impl Track {
     }
 
     /// Has `other` wait for everything here.
-    pub(super) fn precede(&self, other: &Track) -> Result<()> {
+    pub(super) fn precede(&self, other: &PieceTrack) -> Result<()> {
         self.step.record(&self.stream)?;
         other.stream.wait(&self.step)
     }
 }
 
 /// Takes back tracks, and lets go of the lanes, once what they are `behind` has ended.
-fn park(behind: Behind, tracks: Vec<Track>, lanes: Pinned) {
+fn park(behind: Behind, tracks: Vec<PieceTrack>, lanes: Pinned) {
     POOL.park(Parked { behind, tracks, lanes });
 }
 
@@ -418,7 +418,7 @@ mod tests {
             scope.spawn(|| double.launch_first(0));
             // By then it waits in the driver; if not, the test finds less.
             std::thread::sleep(Duration::from_millis(20));
-            scope.spawn(|| drop(Track::take(&devices, 0).expect("a track")));
+            scope.spawn(|| drop(PieceTrack::take(&devices, 0).expect("a track")));
             std::thread::sleep(Duration::from_millis(20));
             // Other tests have it now and then.
             let start = Instant::now();
@@ -464,7 +464,7 @@ mod tests {
         memory_comes_back_behind_copies(
             |devices| {
                 prepare(devices, 0).expect("streams");
-                (0..3).map(|_| Track::take(devices, 0).expect("a track")).collect::<Vec<_>>()
+                (0..3).map(|_| PieceTrack::take(devices, 0).expect("a track")).collect::<Vec<_>>()
             },
             |tracks| tracks.iter().map(|track| &*track.stream).collect(),
             |tracks, order| Tracks::Streams(tracks).leave(order, Arc::new(())),

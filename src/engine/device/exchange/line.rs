@@ -37,7 +37,7 @@ impl Id {
 
 /// The order of the calls.
 #[derive(Debug, Default)]
-pub(super) struct Lane {
+pub(super) struct CallLine {
     /// The stream of the last call, checked.
     stream: Option<(Id, Stream)>,
     /// The stream that ran the last call that was not captured.
@@ -121,10 +121,10 @@ impl DeviceExchange {
         // Once for all that follows.
         let entered = parts.last.devices().enter(self.device());
         let _entered = self.or_fail(group, class, caller, entered)?;
-        let mut lane = lock(&self.lane);
-        let found = self.find_stream(&mut lane, caller);
+        let mut line = lock(&self.line);
+        let found = self.find_stream(&mut line, caller);
         let (handle, id, capture) = self.or_fail(group, class, caller, found)?;
-        let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
+        let CallLine { stream: Some((_, stream)), ran_on, captured, calls } = &mut *line else {
             fail!(Internal, "a stream that was put there is not there")
         };
         if let Some(capture) = capture {
@@ -165,7 +165,7 @@ impl DeviceExchange {
             parts.astray.add(stream);
         }
         drop(launching);
-        drop(lane);
+        drop(line);
         if let Err(error) = given {
             if !begun {
                 return Err(group.blame(&turn, error));
@@ -180,8 +180,8 @@ impl DeviceExchange {
         Ok(Enqueued { turn, meets, stream: handle, captured: false })
     }
 
-    /// The caller's stream, which the lane has then, its id, and the capture that it is in.
-    fn find_stream(&self, lane: &mut Lane, caller: Caller) -> Result<(StreamHandle, Id, Option<u64>)> {
+    /// The caller's stream, which the line has then, its id, and the capture that it is in.
+    fn find_stream(&self, line: &mut CallLine, caller: Caller) -> Result<(StreamHandle, Id, Option<u64>)> {
         let (parts, devices) = (self.parts(), self.devices());
         let handle = caller.stream.unwrap_or(parts.stream.handle());
         // SAFETY: whoever calls has promised that it lives.
@@ -197,10 +197,10 @@ impl DeviceExchange {
             None => Id::Number(unsafe { devices.driver().stream_id(handle) }?),
             Some(_) => Id::captured(handle),
         };
-        if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
+        if line.stream.as_ref().is_none_or(|(known, _)| *known != id) {
             // SAFETY: as above; it is not used for a later call unless it lives then.
             let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
-            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
+            line.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
         }
         Ok((handle, id, capture))
     }
