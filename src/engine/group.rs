@@ -16,7 +16,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 pub use inquiry::Inquiry;
-pub(in crate::engine) use inquiry::{CATCHING_UP, LOOK};
+pub(in crate::engine) use inquiry::{CATCHING_UP, INQUIRY_LOOK};
 pub use refusals::is_everybodys;
 use spare::Spare;
 use turn::Orders;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::callbacks::{Callback, call_back, call_back_late};
 use super::endpoint::{Look, Through, lock};
-use super::group::{Group, Inquiry, LOOK, Turn};
+use super::group::{Group, INQUIRY_LOOK, Inquiry, Turn};
 use super::wire::Class;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -346,7 +346,7 @@ impl Running {
         match self.stage.try_lock().as_deref() {
             _ if !self.active.load(Ordering::Acquire) => match self.call.gives_up_at() {
                 // What runs before it is about to say why it is late.
-                at if at.expired() => Deadline::after(LOOK),
+                at if at.expired() => Deadline::after(INQUIRY_LOOK),
                 at => at,
             },
             Ok(Stage::Overdue(inquiry)) => inquiry.until(),

@@ -17,7 +17,7 @@ use crate::deadline::Deadline;
 use crate::sys;
 
 /// How often calls that streams do are looked at.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+pub(super) const ATTENDANT_LOOK: Duration = Duration::from_millis(50);
 
 /// A look that takes longer is held up.
 const HELD_UP: Duration = Duration::from_secs(1);
@@ -134,7 +134,7 @@ impl Shared {
         loop {
             let Some(this) = endpoint.enter() else { return };
             let next = this.attend_devices(&mut leave);
-            if !looks || looked_at.elapsed() >= LOOK {
+            if !looks || looked_at.elapsed() >= ATTENDANT_LOOK {
                 looks = this.look_at_streams();
                 looked_at = Instant::now();
             }
@@ -142,7 +142,7 @@ impl Shared {
             let (mood, nap) = match next {
                 Next::Again => continue,
                 Next::Leave(time) => (PAUSING, Some(time)),
-                Next::Rest => (ASLEEP, looks.then_some(LOOK)),
+                Next::Rest => (ASLEEP, looks.then_some(ATTENDANT_LOOK)),
             };
             self.mood.store(mood, Ordering::SeqCst);
             // Against `engage`: either it finds this asleep, or this finds what it is to do.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::attendant::{LOOK, Next};
+use super::attendant::{ATTENDANT_LOOK, Next};
 use super::dormant::{CROWD, Dormant, Name};
 use super::{Endpoint, Look, Through, lock};
 use crate::deadline::Deadline;
@@ -378,11 +378,11 @@ impl Endpoint {
             Duration::from_nanos(self.age().saturating_sub(self.watch.moved_at.load(Ordering::Relaxed)));
         let all = self.unattended.awake();
         // Another may come back all the time that passes over what one is held up with, and over what stands behind that.
-        if since < 2 * LOOK && !all.iter().any(|running| running.is_held_up()) {
-            return LOOK;
+        if since < 2 * ATTENDANT_LOOK && !all.iter().any(|running| running.is_held_up()) {
+            return ATTENDANT_LOOK;
         }
         if !all.iter().any(|running| left(&running)) {
-            return LOOK;
+            return ATTENDANT_LOOK;
         }
         self.progress(0, Through::Messages);
         for running in self.unattended.awake().iter().filter(left) {
@@ -457,7 +457,7 @@ impl Endpoint {
         if !self.watches_devices() {
             return None;
         }
-        let mut next = LOOK;
+        let mut next = ATTENDANT_LOOK;
         if self.unattended.any_on_devices() {
             for running in self.unattended.awake() {
                 running.oversee();
@@ -488,7 +488,7 @@ impl Endpoint {
         }
         leave.end();
         let of_no_use = || !self.unattended.any_on_devices() || self.attendant.waiting() > 1;
-        self.wait(Deadline::after(LOOK), Through::Device, || of_no_use().then_some(()));
+        self.wait(Deadline::after(ATTENDANT_LOOK), Through::Device, || of_no_use().then_some(()));
         Next::Again
     }
 

@@ -37,7 +37,7 @@ pub(super) const INQUIRY: Duration = Duration::from_millis(300);
 pub(in crate::engine) const CATCHING_UP: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether it has.
-pub(in crate::engine) const LOOK: Duration = Duration::from_millis(2);
+pub(in crate::engine) const INQUIRY_LOOK: Duration = Duration::from_millis(2);
 
 /// How long a call that is late leaves it to others to say why, if it only knows that those which it waits for wait, too.
 pub(super) const HEARSAY: Duration = Duration::from_millis(700);
@@ -63,7 +63,7 @@ impl Inquiry {
         match self.heard.get() {
             _ if !self.until.expired() => self.until,
             Some(heard) if heard.load(Ordering::Acquire) => self.patience,
-            _ => Deadline::after(LOOK),
+            _ => Deadline::after(INQUIRY_LOOK),
         }
     }
 

@@ -24,7 +24,7 @@ use crate::transport::tcp;
 /// How many strangers may be in the middle of a handshake at a time, at the least.
 pub(super) const MIN_HALF_OPEN: usize = 256;
 /// How long a stranger may take to prove itself.
-pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long nothing is accepted after the descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections accepted in a row before something else gets its turn.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use super::accepting::{HANDSHAKE_TIMEOUT, Listener};
+use super::accepting::Listener;
 use super::connection::{Connection, Frame, Kind};
 use super::opening::{BUSY_PAUSE, Opening};
 use super::reactor::{Alarm, Core, Source};
@@ -29,6 +29,9 @@ use crate::transport::tcp;
 
 /// How long after the end of a connection its process may still be seen to run: the kernel closes descriptors first.
 const VERDICT: Duration = Duration::from_millis(100);
+
+/// How long a peer may take to close behind this rank's last frame.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long after the port has said what it could before the goodbyes it is asked for more.
 const LAST_WORDS_PAUSE: Duration = Duration::from_millis(1);
@@ -355,7 +358,7 @@ impl Endpoint {
         let Some(conn) = self.conns.get_mut(&token) else { return };
         conn.wire.queue_frame(kind, why.as_bytes(), Vec::new());
         conn.stage = Stage::Lingering;
-        core.alarm(Instant::now() + HANDSHAKE_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });
+        core.alarm(Instant::now() + LINGER_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });
         self.conn_ready(core, token, Event { token, writable: true, ..Event::default() });
     }
 

@@ -47,7 +47,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const SLOW: Duration = Duration::from_secs(1);
 /// How long a peer may be out of reach before the engine is told: one that ends says why to those that it is linked with, and they pass
 /// it on.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+const OUT_OF_REACH_GRACE: Duration = Duration::from_millis(300);
 /// How long to leave a peer alone whose Unix socket has too many connections waiting, or to which the kernel passes no
 /// descriptors for now.
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(5);
@@ -381,7 +381,7 @@ impl Endpoint {
         if outgoing.failures.is_empty() || std::mem::replace(&mut outgoing.ends, true) {
             return false;
         }
-        let until = Instant::now() + LAST_WORDS;
+        let until = Instant::now() + OUT_OF_REACH_GRACE;
         outgoing.pause = Some(until);
         core.alarm(until, self.shared.id, Alarm::Peer { peer });
         true

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::making::{CAN, Making, NEVER, READY};
 use super::mover::Parcels;
-use super::route::{LANES, Route};
+use super::route::{RELAY_LANES, Route};
 use super::shared::Shared;
 use super::wired::Wire;
 use crate::engine::direct::{Mark, Watch};
@@ -171,8 +171,8 @@ impl Lanes {
     /// The lane of `member` for the piece of this number.
     pub(super) fn address(&self, member: usize, piece: u64) -> *mut u8 {
         match self {
-            Lanes::Shared(shared) => shared.address(member, piece % LANES),
-            Lanes::Wired(wire) => wire.address(member, piece % LANES),
+            Lanes::Shared(shared) => shared.address(member, piece % RELAY_LANES),
+            Lanes::Wired(wire) => wire.address(member, piece % RELAY_LANES),
         }
     }
 
@@ -195,7 +195,7 @@ impl Lanes {
 
     /// Whether a member is done with what was in the lane of a piece before it.
     pub(super) fn has_lane(&self, member: usize, piece: u64) -> bool {
-        piece < LANES || self.has_come(member, Mark::Done, piece - LANES)
+        piece < RELAY_LANES || self.has_come(member, Mark::Done, piece - RELAY_LANES)
     }
 
     /// This rank has come so far with `pieces` pieces of a call, the first ones; `before` it there were so many of other

@@ -40,13 +40,13 @@ pub use meeting::{Gather, Place as MeetingPlace};
 use meeting::{Meeting, Met, Say};
 use mover::Parcels;
 use pieces::{Progress, Relayed, Run};
-use route::LANES;
+use route::RELAY_LANES;
 pub use route::{Limits, Route};
 use tracks::Tracks;
 pub(super) use tracks::prepare;
 #[cfg(test)]
 pub use wired::Held;
-pub use wired::MAX_MEMBERS as MAX_WIRED;
+pub use wired::MAX_WIRED;
 
 use super::resources::Ringer;
 use super::{COPY, Job, Place, Side, Staged, StreamOrder};
@@ -317,7 +317,7 @@ impl Relay {
     fn set_out(&mut self, group: &Group) -> Result<()> {
         // PROOF: the stage says that there are lanes, or whoever begins early has looked.
         let lanes = self.plan.seat.agreed().expect("lanes").clone();
-        let tracks = self.plan.route.pieces().min(LANES);
+        let tracks = self.plan.route.pieces().min(RELAY_LANES);
         lanes.rouse();
         self.running = Some(Run {
             lanes,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::resources::Ringer;
 use super::lanes::Lanes;
 use super::mover::Parcels;
-use super::route::{LANES, Move, RESULT_AT, Route, Share};
+use super::route::{Move, RELAY_LANES, RESULT_AT, Route, Share};
 use super::tracks::{Step, Sum, Tracks};
 use super::{Combine, RelayPlan};
 use crate::cuda::local::Operand;
@@ -210,7 +210,7 @@ impl Run {
     pub(super) fn unwritten(&self, route: &Route) -> Vec<usize> {
         let mut members: Vec<usize> = self.parcels.unwritten().collect();
         if self.progress.done == route.pieces() {
-            members.extend(self.lanes.untold((self.before + route.pieces()).saturating_sub(LANES)));
+            members.extend(self.lanes.untold((self.before + route.pieces()).saturating_sub(RELAY_LANES)));
             members.sort_unstable();
             members.dedup();
         }

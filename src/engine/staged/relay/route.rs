@@ -17,7 +17,7 @@ const RESULT_BYTES: usize = INPUT_BYTES / 2 + 4096;
 pub(super) const LANE_BYTES: usize = INPUT_BYTES + RESULT_BYTES;
 
 /// Lanes of a rank: so many pieces are under way. Each takes several steps, between which the host looks at it.
-pub(super) const LANES: u64 = 4;
+pub(super) const RELAY_LANES: u64 = 4;
 
 /// The smallest piece. With smaller ones the host's looks take longer than the copies: 1 MiB over TCP takes 87 µs in two
 /// pieces, 118 in four.
@@ -133,7 +133,7 @@ impl Route {
             return None;
         }
         // So many pieces that all lanes are in use, if they are not too small for it.
-        let quarter = bytes / LANES as usize;
+        let quarter = bytes / RELAY_LANES as usize;
         let piece = if kind.reduces() { quarter } else { quarter.min((bytes / 8).max(SMALL_MOVED)) };
         let piece = piece.clamp(SMALLEST.min(limits.piece), limits.piece);
         let cut = Cut::even(count as u64, blocks as u64, element, piece);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::route::{LANE_BYTES, LANES};
+use super::route::{LANE_BYTES, RELAY_LANES};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::Registration;
 use crate::cuda::quiet::Quietly;
@@ -12,7 +12,7 @@ use crate::error::{Result, fail};
 use crate::sys::aside::Aside;
 
 /// Bytes of a member's lanes.
-const BYTES: usize = (LANES as usize * LANE_BYTES).next_multiple_of(4096);
+const BYTES: usize = (RELAY_LANES as usize * LANE_BYTES).next_multiple_of(4096);
 
 /// Bytes of a segment that lanes leave for what cannot do without it: boards, rings.
 const SPARED: usize = 128 * 1024 * 1024;

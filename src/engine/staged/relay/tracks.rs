@@ -9,7 +9,7 @@ use super::super::resources::Ringer;
 use super::super::{StreamOrder, copies};
 use super::Combine;
 use super::lanes::Pinned;
-use super::route::LANES;
+use super::route::RELAY_LANES;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Customer, Desk, Errand};
 use crate::cuda::driver::Priority;
@@ -324,7 +324,7 @@ impl pool::Stock for Stock {
 /// host.
 pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let make = |_| Stream::with_priority(devices, device, false, Priority::Highest).map(Arc::new);
-    let streams = (0..LANES).map(make).collect::<Result<Vec<_>>>()?;
+    let streams = (0..RELAY_LANES).map(make).collect::<Result<Vec<_>>>()?;
     POOL.lock().stock.streams.extend(streams);
     Ok(())
 }
@@ -340,7 +340,7 @@ impl PieceTrack {
         pool.turn = pool.turn.wrapping_add(1);
         let of_device =
             |stream: &&Arc<Stream>| stream.device() == device && Arc::ptr_eq(stream.devices(), devices);
-        let stream = pool.streams.iter().filter(of_device).nth(pool.turn % LANES as usize).cloned();
+        let stream = pool.streams.iter().filter(of_device).nth(pool.turn % RELAY_LANES as usize).cloned();
         drop(shelves);
         let Some(stream) = stream else { fail!(Internal, "GPU {device} has no streams for relayed calls") };
         let step = match kept {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::lanes::{Crew, Pinned};
 use super::mover::{self, Account, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets, Told};
-use super::route::{LANE_BYTES, LANES, Route};
+use super::route::{LANE_BYTES, RELAY_LANES, Route};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::quiet::Quietly;
@@ -32,7 +32,7 @@ use crate::transport::address::PeerAddress;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
 
 /// The most ranks of a crew that is wired: each has pinned memory for all.
-pub const MAX_MEMBERS: u32 = 8;
+pub const MAX_WIRED: u32 = 8;
 
 /// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again. With 12 two ranks of 32
 /// processors are faster by a tenth to a quarter, but four ranks of 64 take up to seven times as long.
@@ -58,7 +58,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const DOUBT: Duration = Duration::from_millis(250);
 
 /// Bytes of a member's lanes.
-const BYTES: usize = LANES as usize * LANE_BYTES;
+const BYTES: usize = RELAY_LANES as usize * LANE_BYTES;
 
 /// The connections of a crew, and the lanes behind them.
 pub(super) struct Wire {
@@ -173,7 +173,7 @@ impl Wire {
             let parcel = |start: usize| {
                 let length = most.min(bytes - start) as u32;
                 let frame = Frame { mark, piece, offset: (at + start) as u32, length, whole: bytes as u32 };
-                let from = hub.lane(hub.rank, piece % LANES).wrapping_add(at + start);
+                let from = hub.lane(hub.rank, piece % RELAY_LANES).wrapping_add(at + start);
                 // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
                 unsafe { Parcel::new(frame, from, member, account()) }
             };
@@ -268,7 +268,7 @@ pub(super) struct Hub {
     /// The lanes of all members, in their order.
     memory: OnceLock<Arc<Aside<Quietly<RegisteredBuffer>>>>,
     /// What comes of each member, by mark and by lane.
-    coming: Vec<[[Coming; LANES as usize]; Mark::ALL.len()]>,
+    coming: Vec<[[Coming; RELAY_LANES as usize]; Mark::ALL.len()]>,
     /// By member: what the carriers send, and what tells that lanes may be used again.
     outboxes: [Vec<Outbox>; 2],
     /// By mover.
@@ -411,7 +411,7 @@ impl Hub {
     }
 
     fn coming(&self, member: usize, mark: Mark, piece: u64) -> &Coming {
-        &self.coming[member][mark as usize][(piece % LANES) as usize]
+        &self.coming[member][mark as usize][(piece % RELAY_LANES) as usize]
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -440,7 +440,7 @@ impl Hub {
     pub(super) fn target(&self, member: usize, frame: &Frame) -> Option<*mut u8> {
         let offset = frame.offset as usize;
         let end = offset.checked_add(frame.length as usize)?;
-        (end <= LANE_BYTES).then(|| self.lane(member, frame.piece % LANES).wrapping_add(offset))
+        (end <= LANE_BYTES).then(|| self.lane(member, frame.piece % RELAY_LANES).wrapping_add(offset))
     }
 
     /// A frame is whole. An error if its piece has more than it says.
