@@ -58,14 +58,6 @@ impl Way {
         self.exchange().is_some_and(|exchange| exchange.serves_points())
     }
 
-    /// The group's rank that is the first of those whose GPUs exchange with this rank's.
-    pub fn first_member(&self) -> u32 {
-        match self {
-            Way::Hosts(hosts) => hosts.layout().first(),
-            Way::Exchange(_) | Way::Staged(_) => 0,
-        }
-    }
-
     /// The exchange of this rank's GPU with those of its host.
     pub fn exchange(&self) -> Option<&Arc<DeviceExchange>> {
         match self {
