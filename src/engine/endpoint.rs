@@ -472,7 +472,7 @@ impl Endpoint {
         let moved = self.bell.get().is_some_and(|bell| messages.watch(bell));
         if moved {
             drop(messages);
-            // Others may wait for it.
+            // For what has been read no bell rings any more: who sleeps and waits for it looks.
             self.nudge();
             messages = self.messages();
         }

@@ -45,7 +45,7 @@ pub struct Group {
     ranks_per_node: u32,
     timeout: Timeout,
     endpoint: Arc<Endpoint>,
-    /// Whether the failure is told: seen here before, it might never be.
+    /// Set after the others were told of the failure: a thread that sees it may end the process.
     failed: AtomicBool,
     failure: OnceLock<Error>,
     telling: Mutex<()>,
@@ -407,7 +407,7 @@ impl Group {
         turn.class == Class::Ordered && !lock(&self.orders).of(Class::Ordered, 0).queue.is_empty()
     }
 
-    /// The call after this one has its turn. Once.
+    /// Gives the next call its turn: once for each turn.
     pub fn pass_on(&self, turn: &Turn) {
         if turn.class == Class::PointToPoint {
             return;

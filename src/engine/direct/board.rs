@@ -195,7 +195,7 @@ impl Direct {
                 None => None,
             };
             let Some(board) = board else {
-                // The others may use it nevertheless.
+                // The others know where it is, and may write there: it is never used again.
                 own.retire();
                 fail!(
                     Internal,

@@ -172,7 +172,8 @@ impl DirectRun {
         self.stage = stage;
         (self.next, self.done, self.at_work) = (0, 0, false);
         self.watch = Watch::default();
-        // Who has given a copy may leave when this rank has set its mark.
+        // Who has given a copy may be in its next call once this rank has set its mark: what it says of copies then is of that
+        // call.
         if let Some(copies) = &mut self.copies {
             copies.asked = None;
         }

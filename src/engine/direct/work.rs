@@ -329,7 +329,7 @@ impl DirectRun {
                 for distance in 1..size {
                     let member = (rank + distance) % size;
                     match self.gather_from(member, self.direct.folded(member), allowance, team) {
-                        // It is asked for when its time comes.
+                        // A copy is asked for in the next stage, should this rank still need one.
                         Err(Stop::Hidden(..)) => {}
                         other => _ = other?,
                     }

@@ -113,7 +113,8 @@ impl Endpoint {
         let (live, mut failures) = (roster.live(), roster.ended(peer));
         drop(roster);
         for group in live {
-            // Whoever latches one looks for links behind that.
+            // Not `failure`: whoever latches one tells those whose links are open by then, so either that tells this peer or this
+            // does.
             if let (Some(_), Some(error)) = (group.rank_of(peer), group.latched()) {
                 failures.push((group.id(), error));
             }
@@ -160,7 +161,7 @@ impl Endpoint {
 
     /// A peer has ended without a goodbye, which is the end of its groups.
     fn lost(&self, peer: u32, why: Error) {
-        // Before it counts as a departure: who sees that looks here.
+        // Into the roster first: who sees the departure asks it why.
         lock(&self.roster).lose(peer, why.clone());
         self.unreachable(peer, why.clone());
         let affected = lock(&self.roster).live();

@@ -119,7 +119,7 @@ impl Tracks {
             let tracks = (0..pieces).map(|_| PieceTrack::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
-        // Lanes of calls that were given up, if that is known without the driver.
+        // First takes back what calls that were given up have left and their couriers are done with: the driver is not asked.
         POOL.unpark(false);
         let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))

@@ -34,15 +34,15 @@ use crate::transport::service::{Attendance, Identity, Options, Port, Registratio
 /// The most ranks of a crew that is wired: each has pinned memory for all.
 pub const MAX_WIRED: u32 = 8;
 
-/// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again. With 12 two ranks of 32
-/// processors are faster by a tenth to a quarter, but four ranks of 64 take up to seven times as long.
+/// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again. With 12 two ranks on 32
+/// processors are faster by a tenth to a quarter, but four ranks on 64 take up to seven times as long.
 const CARRIERS: usize = 8;
 
 /// The connection that takes no part in the data, and its mover.
 const DONE: usize = CARRIERS;
 const CONNECTIONS: usize = CARRIERS + 1;
 
-/// Sleeping movers that are woken at a time: each takes the caller some 3 us, so those that wake go on with the others.
+/// Sleeping movers that are woken at a time: each takes the caller some 3 µs, so those that wake go on with the others.
 const WOKEN: usize = 2;
 
 /// Parcels begin at multiples of so many bytes.
@@ -400,7 +400,8 @@ impl Hub {
     fn post(&self, mover: usize, member: usize, parcels: impl Iterator<Item = Parcel>) {
         let outbox = self.outbox(mover, member);
         outbox.post(parcels);
-        // Who cuts it off clears its outboxes behind that: one of the two finds these.
+        // A member is cut off before its outboxes are cleared, and these are posted before this looks whether it is: one of the two
+        // clears them.
         if self.is_cut(member) {
             outbox.clear();
         }
@@ -476,7 +477,7 @@ impl Hub {
     fn gave_up(&self, mover: usize, why: &std::io::Error) {
         for member in (0..self.size).filter(|member| *member != self.rank) {
             self.cut(member, why);
-            // Maybe nobody else looks there.
+            // No other mover may be left that empties it.
             self.outbox(mover, member).clear();
         }
         self.rouse();
