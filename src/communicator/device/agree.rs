@@ -11,7 +11,7 @@ use crate::cuda::context::Devices;
 use crate::cuda::exchange::Chosen;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::hold_back;
-use crate::engine::device::{Loads, MESSAGE_BYTES, Setup, Step};
+use crate::engine::device::{Loads, MESSAGE_BYTES, Occasion, Setup, Step};
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::executor::Run;
 use crate::engine::group::{Calling, Group, Turn};
@@ -145,8 +145,8 @@ impl<'a> Connecting<'a> {
         let Candidate { context, device, first, points } = *candidate;
         let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
         let blocks = context.max_blocks();
-        let (setup, step) =
-            Setup::begin(group, devices, device, choose, loads, (first.as_ref(), points), blocks);
+        let occasion = Occasion { first: first.as_ref(), points };
+        let (setup, step) = Setup::begin(group, devices, device, choose, loads, occasion, blocks);
         let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
         let mut one = Connecting { context, group, setup, first, compare_at, round: None };
         one.step(step)?;

@@ -38,7 +38,7 @@ pub use exchange::{Asked, Caller, DeviceExchange, Enqueued, Put, Series};
 pub use hosts::{Hosts, Layout};
 pub use overdue::GRACE_PERIOD;
 pub use retired::HeldMemory;
-pub use setup::{MESSAGE_BYTES, Setup, Step};
+pub use setup::{MESSAGE_BYTES, Occasion, Setup, Step};
 pub use window::Registration;
 
 /// What the ranks of a group have agreed on.

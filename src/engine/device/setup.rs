@@ -47,6 +47,15 @@ pub enum Step {
     Agreed(Way),
 }
 
+/// What a setup comes before.
+#[derive(Clone, Copy)]
+pub struct Occasion<'a> {
+    /// The group's first call on device memory, announced; none: before all calls.
+    pub first: Option<&'a Turn>,
+    /// Whether sends and receives go this way in that case, the same on all ranks.
+    pub points: bool,
+}
+
 /// One group's setup under way.
 pub struct Setup {
     group: Arc<Group>,
@@ -121,17 +130,15 @@ struct Made {
 }
 
 impl Setup {
-    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `call`: the
-    /// group's first on device memory, announced, unless this comes before it; `points`: whether sends and receives go this way in that case, the
-    /// same on all ranks; `max_blocks`: what this rank's caller allows its kernels,
-    /// 0 for as many as suit them. Allocates: may wait for the GPU.
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `max_blocks`: what
+    /// this rank's caller allows its kernels, 0 for as many as suit them. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
         device: u32,
         choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
         loads: Loads,
-        (call, points): (Option<&Turn>, bool),
+        occasion: Occasion<'_>,
         max_blocks: u32,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
@@ -142,7 +149,7 @@ impl Setup {
             layout: layout.unwrap_or_default(),
             loads,
             deadline,
-            points,
+            points: occasion.points,
             stage,
         };
         // What all ranks know without a word.
@@ -161,7 +168,7 @@ impl Setup {
         let chosen = wanted().and(devices).and_then(|devices| Ok((choose(&devices, device)?, devices)));
         let offered =
             chosen.and_then(|(chosen, devices)| Own::new(group, layout, devices, device, chosen, deadline));
-        let offered = offered.and_then(|own| own.offer(call, max_blocks).map(|offer| (own, offer)));
+        let offered = offered.and_then(|own| own.offer(occasion.first, max_blocks).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
             Err(error) if error.status() == Status::InvalidArgument => {
@@ -201,58 +208,62 @@ impl Setup {
             }
             return Ok(self.refuse(why));
         }
-        let message = match stage {
-            Stage::Offered(Some(own)) => {
-                let offers = messages.iter().map(|message| match message {
-                    Message::Offer(offer) => Ok(offer),
-                    _ => fail!(Internal, "a rank sent something else than an offer"),
-                });
-                let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
-                self.compare_tables(&offers)?;
-                if let Some(error) = self.differing(&offers) {
-                    self.group.fail(error.clone());
-                    return Err(error);
-                }
-                if let Some(why) = unfit(&offers, self.layout) {
-                    drop(own);
-                    return Ok(self.refuse(why));
-                }
-                let (mapped, message) = match own.map(&self.group, self.layout, &offers) {
-                    Ok(mapped) => {
-                        let written = own.probe()?.write(&mapped.areas, self.deadline);
-                        let message = match written {
-                            Ok(()) => Message::Ready { whole_lines: mapped.whole_lines },
-                            Err(error) => Message::Refusal { why: error.to_string(), stuck: true },
-                        };
-                        (Some(mapped), message)
-                    }
-                    Err(error) => (None, refusal(&error)),
-                };
-                self.stage = Stage::Mapped(own, mapped);
-                message
-            }
-            Stage::Mapped(mut own, Some(mapped)) => {
-                let read = own.probe()?.read(&mapped.areas, self.deadline);
-                let whole_lines =
-                    messages.iter().all(|message| *message == Message::Ready { whole_lines: true });
-                let (made, message) = match read.and_then(|()| self.make(&own, &mapped, whole_lines)) {
-                    Ok(made) => {
-                        // Now: freeing may wait for the GPUs of this process, and when all are ready their kernels for this rank's.
-                        own.probe = None;
-                        (Some(Box::new(made)), Message::Ready { whole_lines })
-                    }
-                    Err(error) => (None, refusal(&error)),
-                };
-                self.stage = Stage::Proved(own, mapped, made);
-                message
-            }
+        match stage {
+            Stage::Offered(Some(own)) => self.offered(own, &messages),
+            Stage::Mapped(own, Some(mapped)) => self.mapped(own, mapped, &messages),
             Stage::Proved(own, mapped, Some(made)) => {
                 let way = self.way(own, mapped, *made)?;
-                return Ok(self.agree(way));
+                Ok(self.agree(way))
             }
             // A rank that lacks something has refused.
             _ => fail!(Internal, "this setup is over"),
+        }
+    }
+
+    /// All have offered their arenas: maps those of the others, and writes into them.
+    fn offered(&mut self, own: Own, messages: &[Message]) -> Result<Step> {
+        let offers = messages.iter().map(|message| match message {
+            Message::Offer(offer) => Ok(offer),
+            _ => fail!(Internal, "a rank sent something else than an offer"),
+        });
+        let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
+        self.compare_tables(&offers)?;
+        if let Some(error) = self.differing(&offers) {
+            self.group.fail(error.clone());
+            return Err(error);
+        }
+        if let Some(why) = unfit(&offers, self.layout) {
+            drop(own);
+            return Ok(self.refuse(why));
+        }
+        let (mapped, message) = match own.map(&self.group, self.layout, &offers) {
+            Ok(mapped) => {
+                let written = own.probe()?.write(&mapped.areas, self.deadline);
+                let message = match written {
+                    Ok(()) => Message::Ready { whole_lines: mapped.whole_lines },
+                    Err(error) => Message::Refusal { why: error.to_string(), stuck: true },
+                };
+                (Some(mapped), message)
+            }
+            Err(error) => (None, refusal(&error)),
         };
+        self.stage = Stage::Mapped(own, mapped);
+        Ok(Step::Gather(message.encode()))
+    }
+
+    /// All have written into the others' arenas: looks whether what they wrote has arrived here, and makes what calls need.
+    fn mapped(&mut self, mut own: Own, mapped: Mapped, messages: &[Message]) -> Result<Step> {
+        let read = own.probe()?.read(&mapped.areas, self.deadline);
+        let whole_lines = messages.iter().all(|message| *message == Message::Ready { whole_lines: true });
+        let (made, message) = match read.and_then(|()| self.make(&own, &mapped, whole_lines)) {
+            Ok(made) => {
+                // Now: freeing may wait for the GPUs of this process, and when all are ready their kernels for this rank's.
+                own.probe = None;
+                (Some(Box::new(made)), Message::Ready { whole_lines })
+            }
+            Err(error) => (None, refusal(&error)),
+        };
+        self.stage = Stage::Proved(own, mapped, made);
         Ok(Step::Gather(message.encode()))
     }
 
