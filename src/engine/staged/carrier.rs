@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::porter::{self, Copying, Porter};
 use super::relay::Combine;
-use super::resources::{Bay, Lane, Ringer};
+use super::resources::{Bay, PinnedLane, Ringer};
 use super::{Combined, StreamOrder, resources};
 use crate::cuda::courier::{Customer, Desk, Errand, PLACED, TOLD};
 use crate::cuda::kernels::Launch;
@@ -48,7 +48,7 @@ impl Carrier {
     pub(super) unsafe fn load(
         &self,
         order: &StreamOrder,
-        lane: &Lane,
+        lane: &PinnedLane,
         to: *mut u8,
         from: u64,
         bytes: usize,
@@ -73,7 +73,7 @@ impl Carrier {
     pub(super) unsafe fn load_all(
         &self,
         order: &StreamOrder,
-        lane: &Lane,
+        lane: &PinnedLane,
         from: u64,
         bytes: usize,
     ) -> Result<()> {
@@ -96,7 +96,7 @@ impl Carrier {
         &self,
         order: &StreamOrder,
         desk: Desk,
-        lane: &Lane,
+        lane: &PinnedLane,
         to: u64,
         from: u64,
         bytes: usize,
@@ -122,7 +122,7 @@ impl Carrier {
     pub(super) unsafe fn store(
         &self,
         order: &StreamOrder,
-        lane: &Lane,
+        lane: &PinnedLane,
         to: u64,
         from: *const u8,
         bytes: usize,
@@ -154,7 +154,7 @@ impl Carrier {
     pub(super) unsafe fn combine(
         &self,
         order: &StreamOrder,
-        lane: &Lane,
+        lane: &PinnedLane,
         Combined { combine: Combine { dtype, operator }, own_is_left, .. }: &Combined,
         (to, own): (u64, u64),
         come: *const u8,
@@ -171,7 +171,7 @@ impl Carrier {
     }
 
     /// All has begun that goes to `lane` or comes from it.
-    pub(super) fn given(&self, desk: Desk, lane: &Lane) -> Result<()> {
+    pub(super) fn given(&self, desk: Desk, lane: &PinnedLane) -> Result<()> {
         if let Way::Bay(bay) = &self.way {
             match desk {
                 Desk::Load => lane.loaded.record(&bay.load)?,
@@ -193,7 +193,7 @@ impl Carrier {
     }
 
     /// Whether that has ended.
-    pub(super) fn has_ended(&self, order: &StreamOrder, desk: Desk, lane: &Lane) -> Result<bool> {
+    pub(super) fn has_ended(&self, order: &StreamOrder, desk: Desk, lane: &PinnedLane) -> Result<bool> {
         match (&self.way, desk) {
             (Way::Porter(porter), _) => {
                 self.move_on(order)?;
@@ -226,7 +226,7 @@ impl Carrier {
     }
 
     /// Lets go of what a call ran in that is given up, when copies may be under way.
-    pub(super) fn leave(self, order: &mut StreamOrder, lanes: Vec<Lane>, released: bool) {
+    pub(super) fn leave(self, order: &mut StreamOrder, lanes: Vec<PinnedLane>, released: bool) {
         match self.way {
             Way::Courier(customer) => {
                 order.errand = None;
@@ -246,7 +246,7 @@ impl Carrier {
 unsafe fn carry(
     order: &StreamOrder,
     desk: Desk,
-    lane: &Lane,
+    lane: &PinnedLane,
     to: u64,
     from: u64,
     bytes: usize,

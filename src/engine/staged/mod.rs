@@ -49,7 +49,7 @@ pub use lists::{Lists, Routes};
 #[cfg(test)]
 pub(crate) use resources::Hoard;
 pub use resources::{Entry, front, prepare};
-use resources::{Lane, SPARE_BYTES, Supply};
+use resources::{PinnedLane, SPARE_BYTES, Supply};
 use room::Room;
 pub use transfer::{Load, store};
 
@@ -78,7 +78,7 @@ pub struct Staged {
     /// Where pieces are that have been issued, but not stored, in their order.
     busy: Few<Room>,
     /// Lanes that no piece is in.
-    free: Few<Lane>,
+    free: Few<PinnedLane>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
@@ -207,7 +207,7 @@ impl Staged {
     }
 
     /// A lane for the next piece.
-    fn next_lane(&mut self) -> Result<Option<Lane>> {
+    fn next_lane(&mut self) -> Result<Option<PinnedLane>> {
         if let Some(lane) = self.free.pop() {
             return Ok(Some(lane));
         }
@@ -216,16 +216,16 @@ impl Staged {
             return Ok(None);
         }
         let StreamOrder { devices, device, .. } = &self.job.order;
-        Ok(Lane::take_kept(devices, *device, self.lane_bytes()))
+        Ok(PinnedLane::take_kept(devices, *device, self.lane_bytes()))
     }
 
     /// The device's spare lane for one copy that can begin: of the first piece that is under way.
-    fn spare_lane(&mut self) -> Result<Option<Lane>> {
+    fn spare_lane(&mut self) -> Result<Option<PinnedLane>> {
         if self.lane_bytes() > SPARE_BYTES || !self.has_entered()? {
             return Ok(None);
         }
         let StreamOrder { devices, device, .. } = &self.job.order;
-        Ok(Lane::take_spare(devices, *device))
+        Ok(PinnedLane::take_spare(devices, *device))
     }
 
     /// Takes room for the next piece. Whether there is any.
@@ -276,7 +276,7 @@ impl Staged {
     }
 
     /// The lane of a piece that is copied by the device.
-    fn lane(&self, index: u32) -> Result<&Lane> {
+    fn lane(&self, index: u32) -> Result<&PinnedLane> {
         match self.room(index).0 {
             Room::Lane(lane) => Ok(lane),
             Room::Kept(_) => fail!(Internal, "a device cannot copy from memory that is not pinned"),
@@ -611,7 +611,7 @@ impl Staged {
         }
     }
 
-    fn lanes(&mut self) -> Vec<Lane> {
+    fn lanes(&mut self) -> Vec<PinnedLane> {
         self.free.take_all().chain(self.busy.take_all().filter_map(Room::lane)).collect()
     }
 }

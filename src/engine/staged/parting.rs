@@ -61,7 +61,7 @@ pub(super) fn part(exit: Option<&Arc<Word>>, streams: &[&Stream], tail: Result<E
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::StreamOrder;
-    use super::super::resources::{Entry, Lane};
+    use super::super::resources::{Entry, PinnedLane};
     use super::*;
     use crate::cuda::context::Devices;
     use crate::cuda::double::{Double, Order};
@@ -90,7 +90,7 @@ pub(super) mod tests {
                 let call = begin(&devices);
                 let exit = waits.then(|| Arc::new(devices.word(0).expect("a word")));
                 let order = order_of_nothing(&devices, exit);
-                let lane = Lane::take(&devices, 0, 1).expect("a lane");
+                let lane = PinnedLane::take(&devices, 0, 1).expect("a lane");
                 // SAFETY: it is this test's, and has as many bytes.
                 unsafe { lane.address().write(7) };
                 let mut memory = Vec::new();

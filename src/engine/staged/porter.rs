@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 use super::StreamOrder;
-use super::resources::{self, Bay, Lane};
+use super::resources::{self, Bay, PinnedLane};
 use crate::cuda::courier::Desk;
 use crate::cuda::stream::Stream;
 use crate::error::Result;
@@ -125,7 +125,7 @@ impl Porter {
         &self,
         order: &StreamOrder,
         desk: Desk,
-        lane: &Lane,
+        lane: &PinnedLane,
         copy: Copying,
     ) -> Result<()> {
         let mut line = self.line(desk);
@@ -137,7 +137,7 @@ impl Porter {
     }
 
     /// Whether what was ordered last for `lane` was known to have ended when the porter was last moved on.
-    pub(super) fn has_ended(&self, desk: Desk, lane: &Lane) -> bool {
+    pub(super) fn has_ended(&self, desk: Desk, lane: &PinnedLane) -> bool {
         let ended = self.line(desk).ended;
         // Of a piece in which this rank has no bytes nothing is ordered.
         lane.ordered(desk).is_none_or(|number| ended.wrapping_sub(number) as i32 >= 0)
@@ -165,7 +165,7 @@ impl Porter {
     }
 
     /// Lets go of what a call ran in that is given up. What waits is not copied any more.
-    pub(super) fn leave(self, lanes: Vec<Lane>) {
+    pub(super) fn leave(self, lanes: Vec<PinnedLane>) {
         let given = [Desk::Load, Desk::Store].map(|desk| (desk, self.bay.side(desk).1.given()));
         resources::leave_behind(Rest { bay: self.bay, given }, lanes);
     }
@@ -195,19 +195,19 @@ mod tests {
     use crate::cuda::double::{Double, Order};
 
     /// A porter of a device that does nothing until somebody asks, and a lane whose first byte is 7.
-    fn begin() -> (Arc<Double>, StreamOrder, Porter, Lane) {
+    fn begin() -> (Arc<Double>, StreamOrder, Porter, PinnedLane) {
         let double = Double::new(1, Order::RoundRobin);
         double.share_queues(8, 8);
         let devices = Devices::over(double.clone()).expect("a driver");
         let porter = Porter::new(Bay::take(&devices, 0).expect("side streams"));
-        let lane = Lane::take(&devices, 0, 1).expect("a lane");
+        let lane = PinnedLane::take(&devices, 0, 1).expect("a lane");
         // SAFETY: it is the test's, and has as many bytes.
         unsafe { lane.address().write(7) };
         (double, order_of_nothing(&devices, None), porter, lane)
     }
 
     /// Has a lane's first byte stored.
-    fn store(porter: &Porter, order: &StreamOrder, lane: &Lane, to: u64) -> Result<()> {
+    fn store(porter: &Porter, order: &StreamOrder, lane: &PinnedLane, to: u64) -> Result<()> {
         let from = lane.address().expose_provenance() as u64;
         // SAFETY: the double keeps its memory, and lanes are never freed.
         unsafe { porter.order(order, Desk::Store, lane, Copying { way: Way::ToDevice, to, from, bytes: 1 }) }

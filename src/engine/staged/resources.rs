@@ -42,7 +42,7 @@ pub(super) struct Bay {
 
 /// Pinned memory for a piece, and how far it has come.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct PinnedLane {
     devices: Arc<Devices>,
     device: u32,
     memory: RegisteredBuffer,
@@ -58,7 +58,7 @@ pub(super) struct Lane {
     spare: bool,
 }
 
-impl Lane {
+impl PinnedLane {
     /// Its first byte.
     pub(super) fn address(&self) -> *mut u8 {
         self.memory.address()
@@ -128,7 +128,7 @@ const KEPT_BYTES: usize = 256 * 1024 * 1024;
 /// What is left of calls that ended before their copies.
 struct Parked {
     behind: Behind,
-    lanes: Vec<Lane>,
+    lanes: Vec<PinnedLane>,
 }
 
 /// What has ended when copies have.
@@ -289,8 +289,9 @@ fn make(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let _entered = devices.enter(device)?;
     let bays = (0..BAYS).map(|_| Bay::new(devices, device)).collect::<Result<Vec<_>>>()?;
     let entries = (0..READY_ENTRIES).map(|_| Event::new(devices, device)).collect::<Result<Vec<_>>>()?;
-    let lanes = (0..READY_LANES).map(|_| Lane::new(devices, device, SMALLEST)).collect::<Result<_>>()?;
-    let spare = Lane { spare: true, ..Lane::new(devices, device, SPARE_BYTES)? };
+    let lanes =
+        (0..READY_LANES).map(|_| PinnedLane::new(devices, device, SMALLEST)).collect::<Result<_>>()?;
+    let spare = PinnedLane { spare: true, ..PinnedLane::new(devices, device, SPARE_BYTES)? };
     relay::prepare(devices, device)?;
     front(devices, device)?;
     drop(devices.word(device)?);
@@ -309,10 +310,10 @@ struct Kept {
     turn: usize,
     entries: Vec<Event>,
     /// Those used last are last.
-    lanes: Vec<Lane>,
-    spares: Vec<Lane>,
+    lanes: Vec<PinnedLane>,
+    spares: Vec<PinnedLane>,
     /// Too much, and not given back yet.
-    surplus: Vec<Lane>,
+    surplus: Vec<PinnedLane>,
     /// Those of whose surplus a thread is giving back.
     giving_back: Vec<Arc<Devices>>,
 }
@@ -358,24 +359,24 @@ impl Bay {
     }
 }
 
-impl Lane {
+impl PinnedLane {
     /// A lane of at least `bytes` bytes.
-    pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
+    pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<PinnedLane> {
         POOL.unpark(true);
-        match Lane::kept(devices, device, bytes) {
+        match PinnedLane::kept(devices, device, bytes) {
             Some(lane) => Ok(lane),
-            None => Lane::new(devices, device, rounded(bytes)),
+            None => PinnedLane::new(devices, device, rounded(bytes)),
         }
     }
 
-    /// As [`Lane::take`], if there is one of which it is known without the driver that nobody uses it.
-    pub(super) fn take_kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
+    /// As [`PinnedLane::take`], if there is one of which it is known without the driver that nobody uses it.
+    pub(super) fn take_kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<PinnedLane> {
         POOL.unpark(false);
-        Lane::kept(devices, device, bytes)
+        PinnedLane::kept(devices, device, bytes)
     }
 
     /// One that nobody uses, as far as is known: of those the one that was used last, which processors have in their caches.
-    fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
+    fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<PinnedLane> {
         let bytes = rounded(bytes);
         let Kept { lanes, surplus, .. } = &mut POOL.lock().stock;
         [lanes, surplus].into_iter().find_map(|lanes| {
@@ -386,18 +387,18 @@ impl Lane {
 
     /// The spare lane, if nobody has it, as far as is known without the driver. Whoever has it gives it back as soon as the device has
     /// copied.
-    pub(super) fn take_spare(devices: &Arc<Devices>, device: u32) -> Option<Lane> {
+    pub(super) fn take_spare(devices: &Arc<Devices>, device: u32) -> Option<PinnedLane> {
         let spares = &mut POOL.lock().stock.spares;
         let index = spares.iter().position(|lane| lane.is_like(devices, device, SPARE_BYTES))?;
         Some(spares.swap_remove(index))
     }
 
-    fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
+    fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<PinnedLane> {
         let memory = RegisteredBuffer::new(devices, device, bytes)?;
         let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
         let (devices, ordered) = (devices.clone(), Default::default());
         let telling = Cell::new(0);
-        Ok(Lane { devices, device, memory, loaded, stored, ordered, telling, spare: false })
+        Ok(PinnedLane { devices, device, memory, loaded, stored, ordered, telling, spare: false })
     }
 }
 
@@ -414,10 +415,10 @@ impl<'a> Supply<'a> {
     }
 
     /// A lane that nobody uses, or a new one. `None`: the driver is not to be asked now, and the spare one serves.
-    pub(super) fn lane(&self, bytes: usize) -> Result<Option<Lane>> {
+    pub(super) fn lane(&self, bytes: usize) -> Result<Option<PinnedLane>> {
         let StreamOrder { devices, device, .. } = self.order;
         POOL.unpark(true);
-        match Lane::kept(devices, *device, bytes) {
+        match PinnedLane::kept(devices, *device, bytes) {
             Some(lane) => Ok(Some(lane)),
             None => self.make(bytes),
         }
@@ -427,7 +428,7 @@ impl<'a> Supply<'a> {
     pub(super) fn stock(&self, bytes: usize, lanes: usize) -> Result<()> {
         let StreamOrder { devices, device, .. } = self.order;
         POOL.unpark(true);
-        let fits = |lane: &&Lane| lane.is_like(devices, *device, rounded(bytes));
+        let fits = |lane: &&PinnedLane| lane.is_like(devices, *device, rounded(bytes));
         let there = POOL.lock().stock.lanes.iter().filter(fits).count();
         for _ in there..lanes {
             let Some(lane) = self.make(bytes)? else { break };
@@ -436,9 +437,9 @@ impl<'a> Supply<'a> {
         Ok(())
     }
 
-    fn make(&self, bytes: usize) -> Result<Option<Lane>> {
+    fn make(&self, bytes: usize) -> Result<Option<PinnedLane>> {
         let StreamOrder { devices, device, asking, .. } = self.order;
-        let make = || Lane::new(devices, *device, rounded(bytes));
+        let make = || PinnedLane::new(devices, *device, rounded(bytes));
         // There is no way without it.
         if bytes > SPARE_BYTES {
             return make().map(Some);
@@ -459,22 +460,22 @@ pub(super) fn are_alike(bytes: usize, others: usize) -> bool {
 
 /// Lanes, such as the shortest that nobody uses, which are given back when this is dropped.
 #[cfg(test)]
-pub(crate) struct Hoard(Vec<Lane>);
+pub(crate) struct Hoard(Vec<PinnedLane>);
 
 #[cfg(test)]
 impl Hoard {
     pub(crate) fn of(devices: &Arc<Devices>, device: u32) -> Hoard {
-        Hoard(std::iter::from_fn(|| Lane::take_kept(devices, device, 1)).collect())
+        Hoard(std::iter::from_fn(|| PinnedLane::take_kept(devices, device, 1)).collect())
     }
 
     /// Takes the spare one, if nobody has it.
     pub(crate) fn of_spare(devices: &Arc<Devices>, device: u32) -> Option<Hoard> {
-        Lane::take_spare(devices, device).map(|lane| Hoard(vec![lane]))
+        PinnedLane::take_spare(devices, device).map(|lane| Hoard(vec![lane]))
     }
 
     /// One of so many bytes, which is made.
     pub(crate) fn of_new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Hoard {
-        Hoard(vec![Lane::new(devices, device, rounded(bytes)).expect("a lane")])
+        Hoard(vec![PinnedLane::new(devices, device, rounded(bytes)).expect("a lane")])
     }
 }
 
@@ -486,23 +487,23 @@ impl Drop for Hoard {
 }
 
 /// Takes back what a call ran in. No stream is to do anything with it any more.
-pub(super) fn give_back(lanes: Vec<Lane>) {
+pub(super) fn give_back(lanes: Vec<PinnedLane>) {
     POOL.lock().stock.keep_lanes(lanes);
 }
 
 /// Takes back what a copy on a caller's stream went through, once what each lane's `stored` is behind has ended.
-pub(super) fn park(lanes: Vec<Lane>) {
+pub(super) fn park(lanes: Vec<PinnedLane>) {
     POOL.park(Parked { behind: Behind::Stores, lanes });
 }
 
 /// Takes back what a call ran in, once `courier` touches nothing any more.
-pub(super) fn park_behind(courier: Arc<Courier>, lanes: Vec<Lane>) {
+pub(super) fn park_behind(courier: Arc<Courier>, lanes: Vec<PinnedLane>) {
     POOL.park(Parked { behind: Behind::Courier(courier), lanes });
 }
 
 /// Lets go of what a call ran in that is given up, when one copy may be under way on each side stream. The caller has its memory back when
 /// those have ended, or after a while.
-pub(super) fn leave_behind(rest: Rest, lanes: Vec<Lane>) {
+pub(super) fn leave_behind(rest: Rest, lanes: Vec<PinnedLane>) {
     let until = Deadline::after(COPIES);
     while !until.expired() {
         match retry(|| rest.has_ended()) {
@@ -516,7 +517,7 @@ pub(super) fn leave_behind(rest: Rest, lanes: Vec<Lane>) {
 
 /// Lets go of what a call ran in that is given up, when side streams may still use it. The caller's stream goes on
 /// behind the copies under way, unless it has been let go (`released`).
-pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<Lane>, released: bool) {
+pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<PinnedLane>, released: bool) {
     let StreamOrder { devices, device, exit, .. } = order;
     let behind = || -> Result<Event> {
         // Behind everything that either side stream was given.
@@ -554,7 +555,7 @@ impl Kept {
     /// finds what it had. Where streams may wait for the host none goes: giving registered memory back waits for them, with
     /// a lock held that what they wait for needs. Couriers wait for the host everywhere: elsewhere it goes when none is on its way, and
     /// calls have it until then.
-    fn keep_lanes(&mut self, lanes: Vec<Lane>) {
+    fn keep_lanes(&mut self, lanes: Vec<PinnedLane>) {
         for lane in lanes {
             lane.forget_orders();
             if lane.spare {
@@ -569,8 +570,9 @@ impl Kept {
                 self.surplus.push(lane);
                 continue;
             };
-            let same = |kept: &Lane| kept.device == lane.device && Arc::ptr_eq(&kept.devices, &lane.devices);
-            let bytes = |kept: &[Lane]| -> usize {
+            let same =
+                |kept: &PinnedLane| kept.device == lane.device && Arc::ptr_eq(&kept.devices, &lane.devices);
+            let bytes = |kept: &[PinnedLane]| -> usize {
                 kept.iter().filter(|kept| same(kept)).map(|kept| kept.memory.bytes()).sum()
             };
             while bytes(&self.lanes) > room
@@ -601,7 +603,7 @@ impl Kept {
 
 /// Gives back in quiet what is too much of these devices, until there is none.
 fn give_surplus_back(devices: &Arc<Devices>) {
-    let is_theirs = |lane: &Lane| Arc::ptr_eq(&lane.devices, devices);
+    let is_theirs = |lane: &PinnedLane| Arc::ptr_eq(&lane.devices, devices);
     let is_there = || {
         let Kept { surplus, giving_back, .. } = &mut POOL.lock().stock;
         let is_there = surplus.iter().any(is_theirs);
@@ -611,7 +613,8 @@ fn give_surplus_back(devices: &Arc<Devices>) {
         }
         is_there
     };
-    let take = || -> Vec<Lane> { POOL.lock().stock.surplus.extract_if(.., |lane| is_theirs(lane)).collect() };
+    let take =
+        || -> Vec<PinnedLane> { POOL.lock().stock.surplus.extract_if(.., |lane| is_theirs(lane)).collect() };
     while devices.in_quiet(&is_there, || drop(take())).is_some() {}
 }
 

@@ -1,13 +1,13 @@
 //! Where a piece is between its ranks and its device.
 
-use super::resources::Lane;
+use super::resources::PinnedLane;
 use crate::error::{Error, Result, Status};
 use crate::sys::memory::Mapping;
 
 /// Room for one piece.
 pub(super) enum Room {
     /// In pinned memory.
-    Lane(Lane),
+    Lane(PinnedLane),
     /// In memory that no device reaches, until there is a lane: a message that has come before its stream.
     Kept(Mapping),
 }
@@ -32,7 +32,7 @@ impl Room {
         }
     }
 
-    pub(super) fn lane(self) -> Option<Lane> {
+    pub(super) fn lane(self) -> Option<PinnedLane> {
         match self {
             Room::Lane(lane) => Some(lane),
             Room::Kept(_) => None,

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::resources::{self, Lane};
+use super::resources::{self, PinnedLane};
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
@@ -96,7 +96,7 @@ pub unsafe fn store(stream: &Stream, parts: &[(&[u8], u64)], team: &dyn Team) ->
 #[derive(Debug)]
 struct Transfer {
     /// Set until the drop.
-    lane: Option<Lane>,
+    lane: Option<PinnedLane>,
     parts: Vec<Range<usize>>,
     /// Whether the lane's `stored` is behind all the copies.
     given: bool,
@@ -114,7 +114,7 @@ impl Transfer {
                 start..end
             })
             .collect();
-        let lane = Some(Lane::take(stream.devices(), stream.device(), end)?);
+        let lane = Some(PinnedLane::take(stream.devices(), stream.device(), end)?);
         Ok(Transfer { lane, parts, given: false, ended: Cell::new(false) })
     }
 
@@ -125,7 +125,7 @@ impl Transfer {
         Ok(())
     }
 
-    fn lane(&self) -> &Lane {
+    fn lane(&self) -> &PinnedLane {
         // PROOF: nothing but the drop takes it.
         self.lane.as_ref().expect("held until the drop")
     }

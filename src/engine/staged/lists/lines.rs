@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use super::routes::Part;
-use crate::engine::staged::resources::Lane;
+use crate::engine::staged::resources::PinnedLane;
 use crate::engine::staged::room::Room;
 use crate::error::{Result, fail};
 
@@ -18,7 +18,7 @@ pub(super) const DEPTH: RangeInclusive<usize> = 2..=4;
 pub(super) struct Slot {
     pub(super) room: Room,
     /// What a copy of the device goes through if the room is not pinned.
-    pub(super) via: Option<Lane>,
+    pub(super) via: Option<PinnedLane>,
     pub(super) part: Part,
     pub(super) state: State,
 }
@@ -29,7 +29,7 @@ impl Slot {
     }
 
     /// What the device copies from or to.
-    pub(super) fn lane(&self) -> Result<&Lane> {
+    pub(super) fn lane(&self) -> Result<&PinnedLane> {
         match (&self.room, &self.via) {
             (Room::Lane(lane), _) | (_, Some(lane)) => Ok(lane),
             (Room::Kept(_), None) => fail!(Internal, "a device cannot copy from memory that is not pinned"),

@@ -23,7 +23,7 @@ use self::lines::{DEPTH, Line, Slot, Spot, State, spot_of, step_of};
 pub use self::routes::Routes;
 use self::routes::{Part, Round, Signal};
 use super::carrier::Carrier;
-use super::resources::{self, Lane, SPARE_BYTES, Supply};
+use super::resources::{self, PinnedLane, SPARE_BYTES, Supply};
 use super::room::Room;
 use super::{Job, Place, StreamOrder};
 use crate::cuda::courier::Desk;
@@ -137,7 +137,7 @@ impl Lists {
         self.carrier = Some(Carrier::new(&self.job.order, group)?);
         if self.lines.is_empty() {
             let StreamOrder { devices, device, .. } = &self.job.order;
-            self.lines = lines(&self.needs(), |bytes| Ok(Lane::take_kept(devices, *device, bytes)))?;
+            self.lines = lines(&self.needs(), |bytes| Ok(PinnedLane::take_kept(devices, *device, bytes)))?;
         }
         self.signal(group);
         Ok(())
@@ -370,7 +370,7 @@ impl Lists {
             return true;
         }
         let StreamOrder { devices, device, .. } = &self.job.order;
-        let lane = Lane::take_spare(devices, *device);
+        let lane = PinnedLane::take_spare(devices, *device);
         self.slot_mut(spot).via = lane;
         self.slot(spot).lane().is_ok()
     }
@@ -490,7 +490,7 @@ impl Lists {
         Ok(moved_all && self.unsaid == 0 && self.unheard.is_empty())
     }
 
-    fn take_lanes(&mut self) -> Vec<Lane> {
+    fn take_lanes(&mut self) -> Vec<PinnedLane> {
         let slots = self.lines.drain(..).flat_map(|line| line.slots);
         slots.flat_map(|slot| slot.via.into_iter().chain(slot.room.lane())).collect()
     }
@@ -519,7 +519,7 @@ impl Lists {
 }
 
 /// Lines of so many slots of so many bytes, in `take`'s lanes as long as there are any.
-fn lines(needs: &[(usize, usize)], take: impl Fn(usize) -> Result<Option<Lane>>) -> Result<Vec<Line>> {
+fn lines(needs: &[(usize, usize)], take: impl Fn(usize) -> Result<Option<PinnedLane>>) -> Result<Vec<Line>> {
     let slot = |bytes| match take(bytes)? {
         Some(lane) => Ok(Slot::new(Room::Lane(lane))),
         None => Room::kept(bytes).map(Slot::new),

@@ -13,7 +13,7 @@ fn a_call_that_is_made_again_finds_its_memory_whatever_there_was_before() {
     let double = Double::new(1, Order::Eager);
     double.share_queues(8, 8);
     let devices = Devices::over(double.clone()).expect("a driver");
-    let lane = |bytes| Lane::take(&devices, 0, bytes).expect("a lane");
+    let lane = |bytes| PinnedLane::take(&devices, 0, bytes).expect("a lane");
     let most = KEPT_BYTES;
     give_back([most / 4; 3].map(lane).into());
     // More than there is room for beside them.
@@ -31,7 +31,7 @@ fn a_call_that_is_made_again_finds_its_memory_whatever_there_was_before() {
 #[test]
 fn a_call_has_the_memory_that_was_used_last() {
     let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
-    let lane = || Lane::take(&devices, 0, SMALLEST).expect("a lane");
+    let lane = || PinnedLane::take(&devices, 0, SMALLEST).expect("a lane");
     let [first, second, third] = [lane(), lane(), lane()];
     let last = second.address();
     give_back(vec![third, first]);
@@ -43,7 +43,7 @@ fn a_call_has_the_memory_that_was_used_last() {
 fn where_streams_may_wait_no_pinned_memory_is_given_back() {
     let double = Double::new(1, Order::Eager);
     let devices = Devices::over(double.clone()).expect("a driver");
-    let lane = |bytes| Lane::take(&devices, 0, bytes).expect("a lane");
+    let lane = |bytes| PinnedLane::take(&devices, 0, bytes).expect("a lane");
     give_back([KEPT_BYTES + 1; 2].map(lane).into());
     let made = double.creations();
     give_back([KEPT_BYTES + 1; 2].map(lane).into());
@@ -58,7 +58,7 @@ fn no_pinned_memory_is_given_back_while_a_courier_is_on_its_way() {
     let devices = Devices::over(double.clone()).expect("a driver");
     let stream = Stream::new(&devices, 0, false).expect("a stream");
     let before = double.registered();
-    let lane = Lane::take(&devices, 0, KEPT_BYTES + 1).expect("a lane");
+    let lane = PinnedLane::take(&devices, 0, KEPT_BYTES + 1).expect("a lane");
     let pinned = double.registered();
     assert!(pinned > before + KEPT_BYTES, "{pinned} bytes");
     let errand = Errand::new(&devices, 0, Duty::default()).expect("a courier");
@@ -87,7 +87,7 @@ fn pinned_memory_that_cannot_be_given_back_yet_is_used_again() {
     let before = double.registered();
     let held = devices.note_held();
     for _ in 0..4 {
-        give_back(vec![Lane::take(&devices, 0, KEPT_BYTES + 1).expect("a lane")]);
+        give_back(vec![PinnedLane::take(&devices, 0, KEPT_BYTES + 1).expect("a lane")]);
     }
     assert_eq!(double.registered(), before + rounded(KEPT_BYTES + 1));
     drop(held);
@@ -102,11 +102,11 @@ fn pinned_memory_that_cannot_be_given_back_yet_is_used_again() {
 fn a_lane_comes_back_although_the_driver_refuses_once_to_say_whether_it_is_used() {
     let double = Double::new(1, Order::Eager);
     let devices = Devices::over(double.clone()).expect("a driver");
-    let parked = Lane::take(&devices, 0, SMALLEST).expect("a lane");
+    let parked = PinnedLane::take(&devices, 0, SMALLEST).expect("a lane");
     let address = parked.address();
     park(vec![parked]);
     double.refuse(Refusal { call: Some("cuEventQuery"), ..Refusal::default() });
-    let next = Lane::take(&devices, 0, SMALLEST).expect("a lane");
+    let next = PinnedLane::take(&devices, 0, SMALLEST).expect("a lane");
     assert!(!double.is_to_fail(), "the driver is asked");
     assert_eq!(next.address(), address);
 }
