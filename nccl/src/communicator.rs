@@ -7,6 +7,7 @@ mod tests;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use unisono::communicator::{Completion, Context, Options, Recall, Rendezvous, Work};
@@ -15,8 +16,8 @@ use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::tcp_server::ServerHandle;
 use unisono::sys::fork;
 
+use self::making::Children;
 pub(crate) use self::making::Making;
-use self::making::Unmade;
 use crate::abi::ncclComm_t;
 use crate::config::Config;
 use crate::engine;
@@ -99,9 +100,8 @@ pub(crate) struct Communicator {
     phase: Mutex<Phase>,
     /// Of what all ranks set up over it.
     order: Arc<Order>,
-    /// The children that are being made of it.
-    making: Mutex<Vec<Arc<Communicator>>>,
-    unmade: Mutex<Unmade>,
+    /// That are being made of it, and that could not be.
+    children: Arc<Children>,
     /// For ranks that are to join it.
     invitation: Mutex<Option<Invitation>>,
     /// What was started on each stream last, and what the host has a part in.
@@ -139,6 +139,8 @@ impl Drop for Handle {
 struct Meeting {
     over: bool,
     aborted: bool,
+    /// On which that is done, if the call by which it is made has not waited for it.
+    thread: Option<JoinHandle<()>>,
 }
 
 /// What may still be done with a communicator.
@@ -222,8 +224,7 @@ impl Communicator {
             met: OnceLock::new(),
             phase: Mutex::new(Phase::Open),
             order: Arc::default(),
-            making: Mutex::default(),
-            unmade: Mutex::default(),
+            children: Arc::default(),
             invitation: Mutex::default(),
             started: Mutex::default(),
             lost: OnceLock::new(),
@@ -323,6 +324,22 @@ impl Communicator {
             _ if is_aborted && !self.is_stopped() => Err(aborted()),
             outcome => outcome.map_or(Ok(()), |met| met.map(drop)),
         }
+    }
+
+    /// Keeps the thread on which it meets the others, for who lets go of it.
+    pub(crate) fn keep_thread(&self, thread: JoinHandle<()>) {
+        self.meeting().thread = Some(thread);
+    }
+
+    /// Once it has met the others, waits until the thread on which it has done so holds it no more: whoever lets go of it next is the last,
+    /// and waits for what others are to hear. The program may end the process then.
+    pub(crate) fn await_thread(&self) {
+        if self.met().is_none() {
+            return;
+        }
+        let thread = self.meeting().thread.take();
+        // Panics are caught within.
+        let _ = thread.map(JoinHandle::join);
     }
 
     /// What came of meeting the others, if that is known.

@@ -79,6 +79,7 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
         }
         // With its handle: another thread may abort it meanwhile, and has ended it then.
         drain_destroyed(&communicator);
+        communicator.await_thread();
         let _ = communicator::take(comm);
         group::destroy(communicator);
         Ok(SUCCESS)
@@ -103,6 +104,7 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
         }
         let Some(communicator) = communicator::take(comm)? else { return Ok(SUCCESS) };
         communicator.abort();
+        communicator.await_thread();
         Ok(SUCCESS)
     })
 }

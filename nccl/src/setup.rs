@@ -167,6 +167,7 @@ fn meet_by(
         let (blocks, by_id) = (ranks.call_blocks(&communicator), ranks.meet_by_id());
         let inner = communicator.clone();
         let meet = move || {
+            process::stand_in();
             inner.meet(|recall| ranks.meet(turn, inner.config.name.clone(), recall));
             if let Some(making) = making {
                 making.end(inner.met().and_then(|met| met.as_ref().err()));
@@ -196,6 +197,7 @@ fn meet_by(
     let mut result = Ok(SUCCESS);
     for (communicator, handle, place, blocks, thread) in begun {
         if !blocks {
+            communicator.keep_thread(thread);
             result = result.map(|_| IN_PROGRESS);
             continue;
         }
@@ -273,7 +275,7 @@ fn share_by(
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
     use unisono::communicator::Rendezvous;
@@ -319,6 +321,41 @@ mod tests {
         assert_eq!((places, count.get()), ([std::ptr::null_mut(); 3], 2));
         let ends = communicators.map(|communicator| communicator.wait().unwrap_err().status());
         assert_eq!(ends, [Status::Aborted, Status::System, Status::System]);
+    }
+
+    /// Else that thread would be the last to hold it, and the process might end before the others have heard that it has left.
+    #[test]
+    fn who_lets_go_of_a_communicator_waits_for_the_thread_that_has_made_it() {
+        for end in [crate::end::ncclCommDestroy, crate::end::ncclCommAbort] {
+            let config = Config { blocking: false, ..Config::unset() };
+            let communicator = Communicator::new(Place::Host(0), config, Vec::new());
+            let options = Options {
+                rank: 0,
+                size: 1,
+                rendezvous: Rendezvous::Store(Arc::new(HashStore::new())),
+                name: String::new(),
+                timeout: Duration::from_secs(60),
+                interface: None,
+                transports: None,
+                host: None,
+            };
+            let mut place = std::ptr::null_mut();
+            let ranks = Ranks::Of(Box::new(options));
+            // SAFETY: it lives as long as what is called here.
+            let joining = unsafe { Joining::new(communicator.clone(), &raw mut place, ranks) };
+            let has_ended = Arc::new(AtomicBool::new(false));
+            let begun = meet_by(vec![joining], |meet| {
+                let ended = has_ended.clone();
+                process::spawn("meets", move || {
+                    meet();
+                    std::thread::sleep(Duration::from_millis(100));
+                    ended.store(true, Ordering::SeqCst);
+                })
+            });
+            assert_eq!((begun, communicator.wait()), (Ok(IN_PROGRESS), Ok(())));
+            assert_eq!((end(place), has_ended.load(Ordering::SeqCst)), (SUCCESS, true));
+            assert_eq!(Arc::strong_count(&communicator), 1);
+        }
     }
 
     #[test]

@@ -568,7 +568,7 @@ impl Drop for Endpoint {
         {
             let messages = self.messages.get_mut().unwrap_or_else(PoisonError::into_inner);
             let (until, end) = (Deadline::after(OWED), Deadline::after(OWED + LAST_WORDS / 2));
-            while !process::is_own_thread() && messages.owes() && !until.expired() {
+            while !process::is_relied_on() && messages.owes() && !until.expired() {
                 messages.flush_all();
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -107,6 +107,7 @@ fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHan
     let _blocked = BlockedSignals::new();
     let run = || {
         OURS.set(true);
+        RELIED_ON.set(true);
         body();
     };
     thread::Builder::new().name(name.to_owned()).spawn(run)
@@ -115,12 +116,24 @@ fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHan
 thread_local! {
     /// Whether [`spawn`] has started this thread.
     static OURS: Cell<bool> = const { Cell::new(false) };
+    /// Whether it has, and not for what [`stand_in`] says.
+    static RELIED_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the library has started this thread: others may rely on it, so it waits for nothing that they might have to end.
+/// Whether the library has started this thread.
 pub fn is_own_thread() -> bool {
     // A thread that is ending is nobody's to rely on.
     OURS.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Whether others may rely on this thread of the library's own: it waits for nothing that they might have to end.
+pub fn is_relied_on() -> bool {
+    RELIED_ON.try_with(Cell::get).unwrap_or(false)
+}
+
+/// From here on this thread does nothing but what the program has called, in its place: it waits as the program's threads do.
+pub fn stand_in() {
+    RELIED_ON.set(false);
 }
 
 /// From here on this thread sleeps as long as it says, to about a microsecond: the kernel adds up to 50 otherwise.

@@ -1,9 +1,16 @@
 //! The children that are being made of a communicator, and what it tells of those that could not be made.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Communicator;
 use crate::error::Error;
+
+/// The children of a communicator that are being made, and that could not be.
+#[derive(Default)]
+pub(super) struct Children {
+    making: Mutex<Vec<Arc<Communicator>>>,
+    unmade: Mutex<Unmade>,
+}
 
 /// What a communicator tells of its children: see [`Making`].
 #[derive(Default)]
@@ -16,9 +23,12 @@ pub(super) struct Unmade {
     pub(super) ended: bool,
 }
 
-/// A child that is being made of a communicator, until this is dropped.
+/// A child that is being made of a communicator, until this is dropped. It does not hold the parent: whoever sees that the child is made
+/// may destroy that, and is to be the last to hold it.
 pub(crate) struct Making {
-    parent: Arc<Communicator>,
+    /// The parent's.
+    children: Arc<Children>,
+    parent_blocks: bool,
     child: Arc<Communicator>,
     /// How often the parent had been stopped before.
     stops: u32,
@@ -38,17 +48,17 @@ impl Making {
         if parent.unmade().ended {
             child.give_up_meeting();
         }
-        Making { parent: parent.clone(), child: child.clone(), stops }
+        let (children, parent_blocks) = (parent.children.clone(), parent.config.blocking);
+        Making { children, parent_blocks, child: child.clone(), stops }
     }
 
     /// It has been made, or has not. Where the parent does not block, its client asks the parent, unless the client has ended the
     /// child.
     pub(crate) fn end(self, failure: Option<&Error>) {
-        let Some(error) = failure.filter(|_| !self.parent.config.blocking && !self.child.meeting().aborted)
-        else {
+        let Some(error) = failure.filter(|_| !self.parent_blocks && !self.child.meeting().aborted) else {
             return;
         };
-        let mut unmade = self.parent.unmade();
+        let mut unmade = self.children.unmade();
         if unmade.stops == self.stops {
             unmade.first.get_or_insert_with(|| error.clone());
         }
@@ -57,17 +67,27 @@ impl Making {
 
 impl Drop for Making {
     fn drop(&mut self) {
-        self.parent.making().retain(|child| !Arc::ptr_eq(child, &self.child));
+        self.children.making().retain(|child| !Arc::ptr_eq(child, &self.child));
+    }
+}
+
+impl Children {
+    fn making(&self) -> MutexGuard<'_, Vec<Arc<Communicator>>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unmade(&self) -> MutexGuard<'_, Unmade> {
+        self.unmade.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Communicator {
     pub(super) fn making(&self) -> MutexGuard<'_, Vec<Arc<Communicator>>> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+        self.children.making()
     }
 
     pub(super) fn unmade(&self) -> MutexGuard<'_, Unmade> {
-        self.unmade.lock().unwrap_or_else(PoisonError::into_inner)
+        self.children.unmade()
     }
 }
 
@@ -96,6 +116,14 @@ mod tests {
         child.abort();
         making.end(Some(&Error::new(Status::Timeout, "the others have not come")));
         assert_eq!(parent.failure(), None);
+    }
+
+    /// Else the thread on which the child is made might be the last to hold it, behind the program's back.
+    #[test]
+    fn a_child_that_is_being_made_does_not_hold_the_parent() {
+        let (parent, _child, making) = parent_and_making();
+        assert!(Arc::into_inner(parent).is_some());
+        making.end(Some(&Error::new(Status::Timeout, "the others have not come")));
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Drop for Visit {
 }
 
 /// Belongs to a handle by which the program holds an endpoint, and goes behind that. The last one waits as said above; not if
-/// operations that still run keep the endpoint, nor on a thread of the library.
+/// operations that still run keep the endpoint, nor on a thread of the library that others rely on.
 pub struct Parting {
     shared: Arc<Shared>,
     service: &'static Service,
@@ -82,7 +82,7 @@ impl Parting {
 impl Drop for Parting {
     fn drop(&mut self) {
         let others = self.shared.handles.fetch_sub(1, Ordering::AcqRel) - 1;
-        if others > 0 || !self.service.is_mine() || process::is_own_thread() {
+        if others > 0 || !self.service.is_mine() || process::is_relied_on() {
             return;
         }
         self.shared.visits.wait(Deadline::after(DROP_TIMEOUT));

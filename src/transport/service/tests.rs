@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::error::Status;
+use crate::sys::process;
 use crate::transport::LinkKind;
 
 mod by_hand;
@@ -251,7 +252,8 @@ impl Port for Owner {
 
 #[test]
 fn the_goodbyes_are_said_though_the_service_thread_is_the_last_to_hold_an_endpoint() {
-    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+    // Also those whose last handle is dropped by a thread that stands in for one of the program.
+    for (kind, stands_in) in [(LinkKind::Shm, false), (LinkKind::Tcp, false), (LinkKind::Shm, true)] {
         let ((here, is_here), (go_on, goes_on)) = (channel(), channel());
         let (registration, link) = (OnceLock::new(), Mutex::default());
         let owner = Arc::new(Owner { registration, link, held: Mutex::new((here, goes_on)) });
@@ -274,7 +276,15 @@ fn the_goodbyes_are_said_though_the_service_thread_is_the_last_to_hold_an_endpoi
                 thread::sleep(Duration::from_millis(50));
                 drop(go_on);
             });
-            drop(last);
+            if stands_in {
+                let drops = || {
+                    process::stand_in();
+                    drop(last);
+                };
+                process::spawn("stands in", drops).unwrap().join().unwrap();
+            } else {
+                drop(last);
+            }
             assert!(*shared.said.set.lock().unwrap());
         });
         assert!(matches!(other.next(), Told::Left(0)));
