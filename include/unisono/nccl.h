@@ -405,7 +405,8 @@ ncclResult_t pncclCommSplit(ncclComm_t comm,
 
 /// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not call it: the
 /// others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has failed,
-/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. A NULL `config` is the parent's.
+/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. Without that a parent that has
+/// failed is refused, also on ranks that have begun before they knew of it; all may try again then. A NULL `config` is the parent's.
 ncclResult_t ncclCommShrink(ncclComm_t comm,
                             int *excludeRanksList,
                             int excludeRanksCount,

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Result, fail, out};
 use crate::group::{self, in_group};
 use crate::place::{Place, device_count};
-use crate::setup::{Joining, Ranks};
+use crate::setup::{self, Joining, Ranks};
 use crate::{settings, unique_id};
 
 /// The colour of a rank that joins no child in ncclCommSplit.
@@ -173,7 +173,8 @@ pub unsafe extern "C" fn ncclCommSplit(
 
 /// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not call it: the
 /// others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has failed,
-/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. A NULL `config` is the parent's.
+/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. Without that a parent that has
+/// failed is refused, also on ranks that have begun before they knew of it; all may try again then. A NULL `config` is the parent's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommShrink(
     comm: ncclComm_t,
@@ -219,10 +220,12 @@ pub unsafe extern "C" fn ncclCommShrink(
         } else {
             phase.check_unfinished(context)?;
             if let (Phase::Open, Some(error)) = (phase, context.failure()) {
-                return Err(error.context(format!(
+                let error = error.context(format!(
                     "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
                     context.name()
-                )));
+                ));
+                // Others may not have heard of that yet, and have begun.
+                return Err(setup::refuse_shrink(&parent, &ranks, error));
             }
         }
         let child = Communicator::new(parent.place, config, parent.servers());
@@ -330,7 +333,78 @@ fn remaining(excluded: &[c_int], own: u32, size: u32) -> Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use unisono::communicator::Context;
+
     use super::*;
+    use crate::communicator::COMMUNICATORS;
+    use crate::end::ncclCommDestroy;
+    use crate::error::{SUCCESS, ncclGetLastError};
+
+    /// Leaves rank 2 of `parent` out. What comes of it, with the text.
+    fn shrink(parent: &Arc<Communicator>, flags: c_int) -> (ncclResult_t, String) {
+        let (mut excluded, mut child) = (2, std::ptr::null_mut());
+        let comm: ncclComm_t = COMMUNICATORS.insert(parent.clone());
+        let config = std::ptr::null_mut();
+        // SAFETY: live memory.
+        let answer = unsafe { ncclCommShrink(comm, &mut excluded, 1, &mut child, config, flags) };
+        // SAFETY: a C string, until the next call of this thread fails.
+        let text = unsafe { CStr::from_ptr(ncclGetLastError(comm)) }.to_string_lossy().into_owned();
+        assert_eq!(ncclCommDestroy(child), SUCCESS);
+        COMMUNICATORS.take(comm);
+        (answer, text)
+    }
+
+    /// One rank has begun to shrink what has failed for another: it is not kept waiting, and both can try again.
+    #[test]
+    fn who_shrinks_hears_that_another_rank_has_been_refused() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let store = Arc::new(HashStore::new());
+        let ranks = [0, 1, 2].map(|rank| {
+            let options = Options {
+                rank,
+                size: 3,
+                rendezvous: Rendezvous::Store(store.clone()),
+                name: "world".into(),
+                timeout: PATIENCE,
+                interface: Some("127.0.0.1".into()),
+                transports: Some("shm".into()),
+                host: None,
+            };
+            thread::spawn(|| {
+                let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+                communicator.meet(|_| Context::create(options).map(Some));
+                communicator
+            })
+        });
+        let [refused, begins, _left_out] = ranks.map(|meets| meets.join().expect("no panic"));
+        let since = Instant::now();
+        thread::scope(|scope| {
+            let begun = scope.spawn(|| shrink(&begins, NCCL_SHRINK_DEFAULT));
+            while !begins.is_setting_up() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            refused.group().expect("they have met").abort();
+            for (answer, text) in [shrink(&refused, NCCL_SHRINK_DEFAULT), begun.join().expect("no panic")] {
+                assert_ne!(answer, SUCCESS);
+                assert!(
+                    text.contains("'world' has failed, and shrinks with NCCL_SHRINK_ABORT only"),
+                    "{text}"
+                );
+            }
+        });
+        assert!(since.elapsed() < PATIENCE / 2);
+        thread::scope(|scope| {
+            let both = [&refused, &begins].map(|rank| scope.spawn(|| shrink(rank, NCCL_SHRINK_ABORT)));
+            for rank in both {
+                let (answer, text) = rank.join().expect("no panic");
+                assert_eq!(answer, SUCCESS, "{text}");
+            }
+        });
+    }
 
     #[test]
     fn the_ranks_that_remain_keep_their_order() {

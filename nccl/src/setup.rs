@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use unisono::communicator::{Context, Options, Recall};
+use unisono::communicator::{Child, Context, Options, Recall};
 use unisono::rendezvous::id::served;
 use unisono::sys::process;
 
@@ -86,11 +86,7 @@ impl Ranks {
                 drop(turn.take());
                 all.meet_and_split_unless(recall, color, key)?
             }
-            Ranks::Remaining(parent, ranks) => {
-                let parent = parent.group()?;
-                let child = parent.begin_regroup("shrunk", &ranks)?;
-                Some(child.labelled(format!("{}/shrunk", parent.name())))
-            }
+            Ranks::Remaining(parent, ranks) => Some(begin_shrink(parent.group()?, &ranks)?),
             Ranks::Grown(parent, growth) => {
                 let (options, _served) = growth.agree(&parent)?;
                 drop(turn);
@@ -107,6 +103,24 @@ impl Ranks {
         }
         child.map(|child| child.meet_unless(recall)).transpose()
     }
+}
+
+/// What remains of a group; in its parent's turn, as all its ranks count those.
+fn begin_shrink(parent: &Context, ranks: &[u32]) -> Result<Child> {
+    let child = parent.begin_regroup("shrunk", ranks)?;
+    Ok(child.labelled(format!("{}/shrunk", parent.name())))
+}
+
+/// This rank does not shrink `parent` to `ranks`, for the cause `why`, which those hear who do. It counts as if it had: they find each
+/// other when all try again.
+pub(crate) fn refuse_shrink(parent: &Communicator, ranks: &[u32], why: Error) -> Error {
+    let turn = parent.order().take();
+    turn.wait();
+    // It has met, and these are ranks of it.
+    if let Ok(child) = parent.group().and_then(|parent| begin_shrink(parent, ranks)) {
+        child.decline(&why);
+    }
+    why
 }
 
 impl Joining {

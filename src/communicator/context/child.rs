@@ -7,7 +7,7 @@ use crate::communicator::Recall;
 use crate::communicator::limits::Limits;
 use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, fail};
 use crate::rendezvous::secret::SecretKey;
 use crate::signature::Making;
 
@@ -202,10 +202,16 @@ impl Child {
     fn meet_if_sound(self) -> Result<Context> {
         let Some(error) = self.parent.failure() else { return self.meet() };
         let error = error.context(format!("group '{}' has failed before", self.parent.name()));
-        if let Some(group) = self.group() {
-            group.fail_here(&error);
-        }
+        self.decline(&error);
         Err(error)
+    }
+
+    /// In place of [`Child::meet`], for a member that does not come, for the cause `why`: the others, who may wait for it, hear that as the
+    /// child's failure.
+    pub fn decline(self, why: &Error) {
+        if let Some(group) = self.group() {
+            group.fail_here(why);
+        }
     }
 
     /// This rank's end of the group, unless it is alone in it.
