@@ -113,10 +113,12 @@ unsafe fn growing(
     }
     // SAFETY: this function's contract.
     let config = unsafe { Config::parse(config, &parent.config) }?;
-    let server = parent.invitation().as_ref().and_then(|invitation| served::server(&invitation.id));
+    // In the call, not when its turn comes: another id may be made from now on.
+    let own = parent.invitation().take();
+    let server = own.as_ref().and_then(|own| served::server(&own.id));
     let grown = Communicator::new(parent.place, config, server.into_iter().collect());
     // SAFETY: this function's contract.
-    Ok(unsafe { Joining::new(grown, place, Ranks::Grown(parent, Growth { size, id })) })
+    Ok(unsafe { Joining::new(grown, place, Ranks::Grown(parent, Box::new(Growth { size, id, own }))) })
 }
 
 /// A rank that joins.
@@ -191,6 +193,8 @@ pub(crate) struct Growth {
     size: u32,
     /// The id that its client has passed.
     id: Option<[u8; ID_BYTES]>,
+    /// The one that it has made. Where nothing comes of the growing it goes, too.
+    own: Option<Invitation>,
 }
 
 impl Growth {
@@ -198,7 +202,7 @@ impl Growth {
     /// kept meanwhile. If they do not agree, those that join are told so by the rank that serves their id.
     pub(crate) fn agree(self, parent: &Communicator) -> Result<(Options, Option<Invitation>)> {
         let context = parent.group()?;
-        let own = parent.invitation().take();
+        let own = self.own;
         let made = own.as_ref().map(|own| own.id);
         let is_other = made.is_some() && self.id.is_some_and(|id| made != Some(id));
         let told = Told { id: made.or(self.id), is_own: own.is_some(), is_other, size: self.size };
@@ -303,6 +307,41 @@ fn agreed(parent: &str, all: &[Told]) -> Result<[u8; ID_BYTES]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::IN_PROGRESS;
+
+    /// It may have to wait for its turn for long.
+    #[test]
+    fn another_id_may_be_made_once_a_growing_that_does_not_block_was_called() {
+        let config = Config { blocking: false, ..Config::unset() };
+        let parent = Communicator::new(Place::Host(0), config, Vec::new());
+        parent.meet(|_| Communicator::alone(&parent).cloned().map(Some));
+        let comm = parent.give_handle();
+        let turn = parent.order().take();
+        let mut grown = std::ptr::null_mut();
+        let mut call = || {
+            let id = served::create(Some("127.0.0.1")).expect("an id");
+            *parent.invitation() = Some(Invitation { id });
+            // SAFETY: live memory.
+            let answer =
+                unsafe { ncclCommGrow(comm, 2, std::ptr::null(), -1, &raw mut grown, std::ptr::null_mut()) };
+            assert!(parent.invitation().is_none());
+            (answer, id, grown)
+        };
+        for _ in 0..2 {
+            let (answer, id, grown) = call();
+            assert!(served::server(&id).is_some());
+            assert_eq!([answer, crate::end::ncclCommAbort(grown)], [IN_PROGRESS, SUCCESS]);
+        }
+        // An id of a growing that is never begun goes with it.
+        assert_eq!(group::ncclGroupStart(), SUCCESS);
+        let (_, id, _) = call();
+        // SAFETY: NULL is an error.
+        let refused = unsafe { group::ncclGroupSimulateEnd(std::ptr::null_mut()) };
+        assert_ne!(refused, SUCCESS);
+        assert!(served::server(&id).is_none());
+        drop(turn);
+        assert_eq!(crate::end::ncclCommAbort(comm), SUCCESS);
+    }
 
     fn told(id: u8, is_own: bool) -> Told {
         Told { id: (id != 0).then_some([id; ID_BYTES]), is_own, is_other: false, size: 4 }

@@ -37,7 +37,7 @@ pub(crate) enum Ranks {
     /// These of this communicator.
     Remaining(Arc<Communicator>, Vec<u32>),
     /// All of this communicator, and others that join them.
-    Grown(Arc<Communicator>, Growth),
+    Grown(Arc<Communicator>, Box<Growth>),
 }
 
 impl Ranks {
