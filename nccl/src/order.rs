@@ -52,6 +52,11 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
+    /// Whether it has come.
+    pub(crate) fn is_next(&self) -> bool {
+        self.order.lock().first() == Some(&self.number)
+    }
+
     /// Waits until it has come: those before it have deadlines of their own.
     pub(crate) fn wait(&self) {
         self.order.wait(Deadline::NEVER, |turns| turns.first() == Some(&self.number));
@@ -93,12 +98,9 @@ mod tests {
         let order = Arc::new(Order::default());
         let (first, second, third) = (order.take(), order.take(), order.take());
         drop(second);
-        let is_next = |turn: &Turn| {
-            order.wait(Deadline::after(Duration::ZERO), |turns| turns.first() == Some(&turn.number))
-        };
-        assert!(is_next(&first) && !is_next(&third));
+        assert!(first.is_next() && !third.is_next());
         drop(first);
-        assert!(is_next(&third));
+        assert!(third.is_next());
         assert!(!order.drain(Deadline::after(Duration::from_millis(1))));
         drop(third);
         assert!(order.drain(Deadline::NEVER));

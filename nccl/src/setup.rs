@@ -4,10 +4,10 @@
 //! other. What is made of one communicator has its turns there: see [`crate::order`].
 
 use std::io;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use unisono::communicator::{Child, Context, Options, Recall};
+use unisono::communicator::{Child, Context, Options, Recall, Rendezvous};
 use unisono::rendezvous::id::served;
 use unisono::sys::process;
 
@@ -166,8 +166,54 @@ pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
     meet_by(joinings, |meet| process::spawn("unisono-meet", meet))
 }
 
-/// The same, with threads that `spawn` starts. If it cannot, the others that have begun may wait for the one that has not: then
-/// none is made, and nobody waits.
+/// What is to be done for one of them, by whoever comes to it first.
+struct Meet {
+    communicator: Arc<Communicator>,
+    ranks: Ranks,
+    /// Of their parent.
+    turn: Option<Turn>,
+    making: Option<Making>,
+}
+
+impl Meet {
+    fn of(communicator: &Arc<Communicator>, ranks: Ranks) -> Meet {
+        let (turn, making) =
+            ranks.parent().map(|parent| (parent.order().take(), Making::of(parent, communicator))).unzip();
+        Meet { communicator: communicator.clone(), ranks, turn, making }
+    }
+
+    fn run(self) {
+        let Meet { communicator, ranks, turn, making } = self;
+        let by_id = ranks.meet_by_id();
+        communicator.meet(|recall| ranks.meet(turn, communicator.config.name.clone(), recall));
+        if let Some(making) = making {
+            making.end(communicator.met().and_then(|met| met.as_ref().err()));
+        }
+        // Of others its servers are its parent's, which has met.
+        if by_id {
+            served::is_over(&communicator.servers(), matches!(communicator.met(), Some(Ok(_))));
+        }
+    }
+
+    /// This rank does not come, for the cause `why`: those who wait for it hear that, where no others are to be heard first.
+    fn decline(self, why: &Error) {
+        self.communicator.meet(|_| Err(why.clone()));
+        match self.ranks {
+            // Others in this process are told otherwise.
+            Ranks::Of(options) if matches!(options.rendezvous, Rendezvous::Id(_)) => {
+                Context::decline(&options, why.clone());
+            }
+            Ranks::Remaining(parent, ranks) if self.turn.is_some_and(|turn| turn.is_next()) => {
+                let child = parent.group().and_then(|parent| begin_shrink(parent, &ranks));
+                let _ = child.map(|child| child.decline(why));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The same, with threads that `spawn` starts. The last one, if its call waits, needs none of its own. If another one has none, the
+/// others that have begun may wait for it: then none is made, and nobody waits.
 fn meet_by(
     joinings: Vec<Joining>,
     spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
@@ -175,33 +221,37 @@ fn meet_by(
     let mut begun = Vec::with_capacity(joinings.len());
     let mut joinings = joinings.into_iter();
     while let Some(Joining { communicator, handle, place, ranks }) = joinings.next() {
-        let parent = ranks.parent().cloned();
-        let (turn, making) =
-            parent.as_ref().map(|parent| (parent.order().take(), Making::of(parent, &communicator))).unzip();
-        let (blocks, by_id) = (ranks.call_blocks(&communicator), ranks.meet_by_id());
-        let inner = communicator.clone();
-        let meet = move || {
+        let blocks = ranks.call_blocks(&communicator);
+        let meet = Arc::new(Mutex::new(Some(Meet::of(&communicator, ranks))));
+        let take = |meet: &Mutex<Option<Meet>>| meet.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = meet.clone();
+        let started = spawn(Box::new(move || {
             process::stand_in();
-            inner.meet(|recall| ranks.meet(turn, inner.config.name.clone(), recall));
-            if let Some(making) = making {
-                making.end(inner.met().and_then(|met| met.as_ref().err()));
+            if let Some(meet) = take(&taken) {
+                meet.run();
             }
-            // Of others its servers are its parent's, which has met.
-            if by_id {
-                served::is_over(&inner.servers(), matches!(inner.met(), Some(Ok(_))));
+        }));
+        match started {
+            Ok(thread) => begun.push((communicator, handle, place, blocks, Some(thread))),
+            Err(_) if blocks && joinings.len() == 0 => {
+                if let Some(meet) = take(&meet) {
+                    meet.run();
+                }
+                begun.push((communicator, handle, place, blocks, None));
             }
-        };
-        match spawn(Box::new(meet)) {
-            Ok(thread) => begun.push((communicator, handle, place, blocks, thread)),
             Err(cause) => {
                 let error = Error::system("a thread to meet the other ranks cannot be started", cause);
                 for (communicator, handle, place, ..) in begun {
                     communicator.abort();
                     take_back(handle, place);
                 }
-                let rest = joinings.map(|other| (other.communicator, other.handle, other.place));
-                for (communicator, handle, place) in [(communicator, handle, place)].into_iter().chain(rest) {
-                    communicator.meet(|_| Err(error.clone()));
+                let rest = joinings.map(|other| {
+                    (Some(Meet::of(&other.communicator, other.ranks)), other.handle, other.place)
+                });
+                for (meet, handle, place) in [(take(&meet), handle, place)].into_iter().chain(rest) {
+                    if let Some(meet) = meet {
+                        meet.decline(&error);
+                    }
                     take_back(handle, place);
                 }
                 return Err(error);
@@ -211,14 +261,16 @@ fn meet_by(
     let mut result = Ok(SUCCESS);
     for (communicator, handle, place, blocks, thread) in begun {
         if !blocks {
-            communicator.keep_thread(thread);
+            if let Some(thread) = thread {
+                communicator.keep_thread(thread);
+            }
             result = result.map(|_| IN_PROGRESS);
             continue;
         }
         let ended = communicator.wait();
         if communicator.met().is_some() {
             // It lets go of the communicator, which may be destroyed next. Panics are caught within.
-            let _ = thread.join();
+            let _ = thread.map(JoinHandle::join);
         }
         if let Err(error) = ended {
             take_back(handle, place);
@@ -292,12 +344,28 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
-    use unisono::communicator::Rendezvous;
     use unisono::rendezvous::hash::HashStore;
 
     use super::*;
     use crate::config::Config;
     use crate::place::Place;
+
+    fn communicator(blocking: bool) -> Arc<Communicator> {
+        Communicator::new(Place::Host(0), Config { blocking, ..Config::unset() }, Vec::new())
+    }
+
+    fn options(rank: u32, size: u32, rendezvous: Rendezvous) -> Options {
+        Options {
+            rank,
+            size,
+            rendezvous,
+            name: "made".into(),
+            timeout: Duration::from_secs(60),
+            interface: Some("127.0.0.1".into()),
+            transports: Some("shm".into()),
+            host: None,
+        }
+    }
 
     #[test]
     fn a_group_that_has_no_thread_for_one_of_its_ranks_fails_at_once() {
@@ -341,18 +409,8 @@ mod tests {
     #[test]
     fn who_lets_go_of_a_communicator_waits_for_the_thread_that_has_made_it() {
         for end in [crate::end::ncclCommDestroy, crate::end::ncclCommAbort] {
-            let config = Config { blocking: false, ..Config::unset() };
-            let communicator = Communicator::new(Place::Host(0), config, Vec::new());
-            let options = Options {
-                rank: 0,
-                size: 1,
-                rendezvous: Rendezvous::Store(Arc::new(HashStore::new())),
-                name: String::new(),
-                timeout: Duration::from_secs(60),
-                interface: None,
-                transports: None,
-                host: None,
-            };
+            let communicator = communicator(false);
+            let options = options(0, 1, Rendezvous::Store(Arc::new(HashStore::new())));
             let mut place = std::ptr::null_mut();
             let ranks = Ranks::Of(Box::new(options));
             // SAFETY: it lives as long as what is called here.
@@ -369,6 +427,77 @@ mod tests {
             assert_eq!((begun, communicator.wait()), (Ok(IN_PROGRESS), Ok(())));
             assert_eq!((end(place), has_ended.load(Ordering::SeqCst)), (SUCCESS, true));
             assert_eq!(Arc::strong_count(&communicator), 1);
+        }
+    }
+
+    type Begun = (Result<ncclResult_t>, Arc<Communicator>);
+
+    /// Makes a communicator of `ranks` where no thread can be started.
+    fn meets_without_a_thread(blocking: bool, ranks: Ranks) -> Begun {
+        let (communicator, mut place) = (communicator(blocking), std::ptr::null_mut());
+        // SAFETY: it lives as long as what is called here.
+        let joining = unsafe { Joining::new(communicator.clone(), &raw mut place, ranks) };
+        let met = meet_by(vec![joining], |_| Err(io::ErrorKind::WouldBlock.into()));
+        assert_eq!(COMMUNICATORS.take(place).is_some(), met.is_ok());
+        (met, communicator)
+    }
+
+    /// Long before [`options`] has it wait no more.
+    fn hears_that_there_is_no_thread<T>(waits: JoinHandle<unisono::error::Result<T>>, since: Instant) {
+        let error = waits.join().expect("no panic").err().expect("the other does not come");
+        assert!(error.text().contains("a thread to meet the other ranks"), "{error}");
+        assert!(since.elapsed() < Duration::from_secs(30), "{error}");
+    }
+
+    #[test]
+    fn a_rank_that_has_no_thread_and_waits_meets_the_others_itself() {
+        let store = Arc::new(HashStore::new());
+        let other = options(1, 2, Rendezvous::Store(store.clone()));
+        let other = std::thread::spawn(|| Context::create(other));
+        let ranks = Ranks::Of(Box::new(options(0, 2, Rendezvous::Store(store))));
+        let (met, communicator) = meets_without_a_thread(true, ranks);
+        assert_eq!((met, communicator.wait()), (Ok(SUCCESS), Ok(())));
+        assert!(other.join().expect("no panic").is_ok());
+    }
+
+    #[test]
+    fn who_meets_a_rank_by_an_id_hears_that_it_has_no_thread() {
+        let id = served::create(Some("127.0.0.1")).expect("an id");
+        let since = Instant::now();
+        let other = options(1, 2, Rendezvous::Id(id));
+        let other = std::thread::spawn(|| Context::create(other));
+        let ranks = Ranks::Of(Box::new(options(0, 2, Rendezvous::Id(id))));
+        let (met, _communicator) = meets_without_a_thread(false, ranks);
+        assert_eq!(met.map_err(|error| error.status()), Err(Status::System));
+        hears_that_there_is_no_thread(other, since);
+        served::release(&id);
+    }
+
+    #[test]
+    fn who_shrinks_hears_that_another_rank_has_no_thread() {
+        let store = Arc::new(HashStore::new());
+        let [parent, other] = [0, 1]
+            .map(|rank| {
+                let options = options(rank, 2, Rendezvous::Store(store.clone()));
+                std::thread::spawn(|| {
+                    let communicator = communicator(false);
+                    communicator.meet(|_| Context::create(options).map(Some));
+                    communicator
+                })
+            })
+            .map(|meets| meets.join().expect("no panic"));
+        let shrinks = |parent: Arc<Communicator>| {
+            std::thread::spawn(move || begin_shrink(parent.group()?, &[0, 1])?.meet())
+        };
+        let since = Instant::now();
+        let waits = shrinks(other.clone());
+        let (met, _communicator) =
+            meets_without_a_thread(false, Ranks::Remaining(parent.clone(), vec![0, 1]));
+        assert_eq!(met.map_err(|error| error.status()), Err(Status::System));
+        hears_that_there_is_no_thread(waits, since);
+        // Both have begun it as often as each other.
+        for again in [parent, other].map(shrinks) {
+            assert!(again.join().expect("no panic").is_ok());
         }
     }
 
