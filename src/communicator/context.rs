@@ -121,7 +121,8 @@ impl Context {
         if size == 1 {
             return Ok(Context::new(label, timeout, Membership::Solo, None));
         }
-        let by_id = matches!(options.rendezvous, Rendezvous::Id(_));
+        let once = matches!(options.rendezvous, Rendezvous::Invitation(_));
+        let by_id = once || matches!(options.rendezvous, Rendezvous::Id(_));
         // Waits of our own stores time out: they are cut into turns, so that ranks hear of each other meanwhile.
         let is_ours = !matches!(options.rendezvous, Rendezvous::Store(_));
         let recalled = recalled.or(is_ours.then_some(&|| None));
@@ -129,7 +130,7 @@ impl Context {
         // What is no option is the caller's, who may try again; that the host lacks something the others are to hear.
         let links = meeting::on_interface(meeting::link_options(&options)?, &options);
         let (name, options) = (name.as_str(), links);
-        let meeting = Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled };
+        let meeting = Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled, once };
         let met = bootstrap::meet(meeting);
         if leads {
             join::is_over(met.is_err().then(|| store.clone()));
@@ -456,10 +457,12 @@ pub(super) mod tests {
             || {
                 let own = options(1, &store, TIMEOUT);
                 let (size, name, secret, recalled) = (2, "default", None, None);
+                let once = false;
                 let options = meeting::on_interface(meeting::link_options(&own).expect("options"), &own);
                 let deadline = Deadline::after(PATIENCE);
                 let store = &*store;
-                let meeting = Meeting { rank: 1, size, name, store, secret, options, deadline, recalled };
+                let meeting =
+                    Meeting { rank: 1, size, name, store, secret, options, deadline, recalled, once };
                 Held(Box::new(bootstrap::meet(meeting).expect("the ranks meet")))
             },
         );

@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use super::Options;
 use super::context::{Context, Membership};
 use super::limits::Limits;
 use super::meeting::{self, Found};
+use super::{Options, Rendezvous};
 use crate::deadline::Deadline;
 use crate::engine::bootstrap::{self, Meeting};
 use crate::error::{Error, Result};
@@ -33,9 +33,10 @@ impl Context {
         let deadline = Deadline::after(WORD);
         let told = meeting::find(options, deadline, None).and_then(|found| {
             let Found { rank, size, store, secret, .. } = found;
-            let (name, store) = (options.name.as_str(), &*store);
-            let meeting =
-                Meeting { rank, size, name, store, secret, options: Err(why), deadline, recalled: None };
+            let (name, store, recalled) = (options.name.as_str(), &*store, None);
+            let once = matches!(options.rendezvous, Rendezvous::Invitation(_));
+            let options = Err(why);
+            let meeting = Meeting { rank, size, name, store, secret, options, deadline, recalled, once };
             bootstrap::meet(meeting).map(drop)
         });
         // It ends with what was to be told, or with why that could not be.
@@ -52,7 +53,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::communicator::{Recall, Rendezvous};
+    use crate::communicator::Recall;
     use crate::error::Status;
     use crate::rendezvous::hash::HashStore;
     use crate::rendezvous::store::Store;

@@ -36,7 +36,7 @@ pub(super) fn find(
     let (rank, size) = (options.rank, options.size);
     match &options.rendezvous {
         Rendezvous::Store(store) => Ok(Found { rank, size, store: store.clone(), secret: None, exits: None }),
-        Rendezvous::Id(bytes) => {
+        Rendezvous::Id(bytes) | Rendezvous::Invitation(bytes) => {
             let id = UniqueId::parse(bytes)?;
             if size == 1 {
                 // Nobody else comes: the server need not be asked.

@@ -52,6 +52,8 @@ pub enum Rendezvous {
     Store(Arc<dyn Store>),
     /// Through the unique id alone, 128 bytes that one rank made and all have.
     Id([u8; 128]),
+    /// Through a unique id by which ranks meet only once: who comes later is refused.
+    Invitation([u8; 128]),
     /// From the launcher's environment, which also gives rank and size.
     Environment,
 }

@@ -4,11 +4,13 @@
 //! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh. A rank that cannot join, or finds that
 //! another has died, leaves a notice in the store, for those who wait.
 
+mod arrival;
 mod notice;
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use self::arrival::Arrival;
 use self::notice::{GRACE, Notice};
 use super::endpoint::{Endpoint, Through};
 use super::lane::{Destination, Source, Ticket};
@@ -47,30 +49,25 @@ pub struct Meeting<'a> {
     pub options: Result<Options>,
     /// When to give up.
     pub deadline: Deadline,
-    /// Why the meeting was called off, where it can be: then also waits of the store are cut into turns.
+    /// Why the meeting was called off, where it can be: then also waits of a store without turns are cut into such.
     pub recalled: Option<&'a dyn Fn() -> Option<Error>>,
+    /// Whether ranks meet by that name only once.
+    pub once: bool,
 }
 
 /// Meets the other ranks. The endpoint knows everybody's address when this returns, and all ranks have arrived.
 /// Gives the endpoint and the number that tells this job from every other.
 pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
-    let Meeting { rank, size, name, store, secret, options, deadline, recalled } = meeting;
-    let arrival = store.add(&format!("{name}/arrivals"), 1, deadline)?;
-    let generation = (arrival - 1) / i64::from(size);
-    let prefix = format!("{name}/{generation}");
-    let notice = Notice::new(store, &prefix, rank, recalled);
-    let place = format!("{prefix}/rank/{rank}");
+    let Arrival { prefix, notice, fits } = Arrival::new(&meeting)?;
+    let Meeting { rank, size, name, store, secret, options, deadline, .. } = meeting;
     // Who has failed says so before its links tell that it has gone.
     let mut endpoint = None;
     let joined = (|| {
-        // What the others are told if this process is killed before they know where it is.
-        let (host, pid) = (process::hostname(), std::process::id());
-        let gone = format!(
-            "rank {rank} of {size} (host {host}, pid {pid}) has gone before it had joined '{name}': its connection to the {} has ended, as \
-             when its process is killed",
-            store.describe()
-        );
-        notice.leave_if_gone(&place, Error::new(Status::PeerFailed, gone), deadline)?;
+        // Who cannot join at all says why. Others may wait for the secret of rank 0 before they can hear anything.
+        let fits = if options.is_ok() { fits } else { Ok(()) };
+        if rank > 0 {
+            fits.clone()?;
+        }
         let secret = match secret {
             Some(secret) => secret,
             None => share_secret(rank, &notice, &prefix, deadline).map_err(|error| {
@@ -78,10 +75,12 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
                 error.context(format_args!("rank {rank} of {size} {does} join '{name}'"))
             })?,
         };
+        fits?;
         let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
         let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
         let made = options.and_then(|options| Endpoint::new(Identity { rank, size, secret, job }, options));
         let endpoint = endpoint.insert(made.map_err(|error| {
+            let (host, pid) = (process::hostname(), std::process::id());
             // The others are told it as it is.
             error.context(format_args!("rank {rank} of {size} (host {host}, pid {pid}) cannot join '{name}'"))
         })?);
@@ -95,7 +94,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
             Some(endpoint) => endpoint.warn(endpoint.identity().0.job, &notice.cause(&error)),
             // Who waits for this rank's address, in whatever store, need not do so until its deadline.
             None => {
-                let _ = store.set(&place, &[], Deadline::after(GRACE));
+                let _ = store.set(&arrival::place(&prefix, rank), &[], Deadline::after(GRACE));
             }
         }
         error
@@ -113,17 +112,7 @@ fn join(
     let (began, store) = (Instant::now(), notice.store());
     let &Identity { rank, size, job, .. } = endpoint.identity().0;
     let own = endpoint.registration().address().clone();
-    if store.add(&format!("{prefix}/rank/{rank}/came"), 1, deadline)? > 1 {
-        let (host, pid) = (process::hostname(), std::process::id());
-        fail!(
-            InvalidUsage,
-            "two processes have come to '{name}' as rank {rank} of {size}, the second of them on {host}, pid {pid}: give each a rank of its \
-             own; or a job before this one has left its traces in the {}: then take another",
-            store.describe()
-        );
-    }
-    let published = [&own.encode()[..], &size.to_le_bytes()].concat();
-    store.set(&format!("{prefix}/rank/{rank}"), &published, deadline)?;
+    store.set(&arrival::place(prefix, rank), &own.encode(), deadline)?;
     let mut table = vec![0; RECORD_BYTES * size as usize];
     record(&own, &mut table[..RECORD_BYTES])?;
     endpoint.learn(own);
@@ -198,18 +187,12 @@ fn find(endpoint: &Endpoint, notice: &Notice<'_>, prefix: &str, peer: u32, deadl
     if endpoint.messages().linked(peer) {
         return Ok(());
     }
-    let bytes = notice.get(&format!("{prefix}/rank/{peer}"), Some(endpoint), deadline)?;
+    let bytes = notice.get(&arrival::place(prefix, peer), Some(endpoint), deadline)?;
     if bytes.is_empty() {
         let unknown = || Error::new(Status::PeerFailed, format!("rank {peer} cannot join"));
         return Err(notice.told().unwrap_or_else(unknown));
     }
-    let (address, theirs) = bytes.split_last_chunk::<4>().unwrap_or((&bytes, &[0; 4]));
-    let address = PeerAddress::decode(address)?;
-    let &Identity { rank, size, .. } = endpoint.identity().0;
-    let theirs = u32::from_le_bytes(*theirs);
-    if theirs != size {
-        fail!(InvalidUsage, "rank {rank} has come as one of {size} ranks, rank {peer} as one of {theirs}");
-    }
+    let address = PeerAddress::decode(&bytes)?;
     if address.rank != peer {
         let store = notice.store().describe();
         fail!(InvalidUsage, "the {store} gives rank {} for rank {peer}", address.rank);
@@ -300,3 +283,6 @@ pub(super) fn read_record(bytes: &[u8]) -> Result<PeerAddress> {
         None => fail!(Internal, "a record of the table of addresses is broken"),
     }
 }
+
+#[cfg(test)]
+mod tests;

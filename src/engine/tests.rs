@@ -47,8 +47,17 @@ fn pair_of(options: [&Options; 2]) -> [Arc<Group>; 2] {
         let options = Ok(options[rank as usize].clone());
         let (size, secret) = (2, None);
         let deadline = Deadline::after(Duration::from_secs(20));
-        let meeting =
-            Meeting { rank, size, name: "pair", store: &store, secret, options, deadline, recalled: None };
+        let meeting = Meeting {
+            rank,
+            size,
+            name: "pair",
+            store: &store,
+            secret,
+            options,
+            deadline,
+            recalled: None,
+            once: false,
+        };
         let (endpoint, job) = meet(meeting).expect("the ranks meet");
         Group::new(endpoint, job, "pair".into(), rank, [0, 1].into(), Duration::from_secs(20))
     };

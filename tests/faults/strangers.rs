@@ -43,9 +43,7 @@ fn strangers_are_turned_away_and_do_no_harm() {
             }
             let key = "default/0/rank/0";
             let bytes = store.get(key, Deadline::after(PATIENCE)).expect("the address of rank 0");
-            // Behind it is the number of ranks.
-            let (address, _) = bytes.split_last_chunk::<4>().expect("an address and a number");
-            let address = PeerAddress::decode(address).expect("an address");
+            let address = PeerAddress::decode(&bytes).expect("an address");
             // The connections stay open while others come: nobody waits for them.
             let visits: Vec<_> = (0..5).flat_map(|_| (0..5).map(|kind| visit(&address, kind))).collect();
             for mut visitor in visits {

@@ -60,7 +60,7 @@ impl<'a> Notice<'a> {
     }
 
     /// Why some rank cannot join, if one says so.
-    fn read(&self) -> Result<Option<Error>> {
+    pub(super) fn read(&self) -> Result<Option<Error>> {
         let bytes = self.store.try_get(&self.key, Deadline::after(GRACE))?;
         Ok(match bytes.as_deref().and_then(Control::decode) {
             Some(Control::Failure { error, .. }) => Some(error),
@@ -74,7 +74,7 @@ impl<'a> Notice<'a> {
     }
 
     /// What another rank has said, as this rank fails with it.
-    fn hear(&self, error: Error) -> Error {
+    pub(super) fn hear(&self, error: Error) -> Error {
         let error = of_another(error);
         self.heard.borrow_mut().get_or_insert(error).clone()
     }
@@ -113,8 +113,8 @@ impl<'a> Notice<'a> {
         self.store.will(place, &self.key, &encode(error), deadline)
     }
 
-    /// Waits for a key of the store, in turns if something may end that: the meeting may be called off, or a rank die that `endpoint` has
-    /// linked with.
+    /// Waits for a key of the store, in turns if that can be: the meeting may be called off, another rank leave a notice, or one die that
+    /// `endpoint` has linked with.
     pub(super) fn get(&self, key: &str, endpoint: Option<&Endpoint>, deadline: Deadline) -> Result<Vec<u8>> {
         // A store that ends a wait may have heard why.
         self.wait(key, endpoint, deadline).map_err(|error| match error.status() {
@@ -124,7 +124,7 @@ impl<'a> Notice<'a> {
     }
 
     fn wait(&self, key: &str, endpoint: Option<&Endpoint>, deadline: Deadline) -> Result<Vec<u8>> {
-        if self.recalled.is_none() && (endpoint.is_none() || !self.store.has_turns()) {
+        if self.recalled.is_none() && !self.store.has_turns() {
             return self.store.get(key, deadline);
         }
         let since = Instant::now();

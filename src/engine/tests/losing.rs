@@ -79,8 +79,17 @@ impl Store for Full {
 fn a_rank_0_that_cannot_tell_the_secret_does_not_wait_for_itself() {
     let (store, deadline) = (Full(HashStore::new()), Deadline::after(Duration::from_secs(20)));
     let (name, options) = ("full", Ok(Options::default()));
-    let meeting =
-        Meeting { rank: 0, size: 2, name, store: &store, secret: None, options, deadline, recalled: None };
+    let meeting = Meeting {
+        rank: 0,
+        size: 2,
+        name,
+        store: &store,
+        secret: None,
+        options,
+        deadline,
+        recalled: None,
+        once: false,
+    };
     let error = meet(meeting).err().expect("the store takes nothing");
     assert_eq!(error.text(), "rank 0 of 2 cannot join 'full': no room");
 }
