@@ -252,6 +252,63 @@ static void disagreement(int rank, int size, ncclUniqueId id) {
     if (rank < old) CHECK_OK(ncclCommDestroy(comm));
 }
 
+/* A rank that joins by the id that it is handed, in vain: it is told long before its deadline. */
+static void joins_in_vain(int rank, int size, const char *part) {
+    ncclUniqueId id = handed(rank);
+    ncclComm_t larger = NULL;
+    double began = seconds_now();
+    CHECK(ncclCommGrow(NULL, size, &id, rank, &larger, NULL) != ncclSuccess);
+    CHECK_TEXT(part);
+    CHECK(larger == NULL && seconds_now() - began < 20);
+}
+
+/* Ids that are not made for growing, or have served, and one whose maker has another nRanks than all others. */
+static void useless_ids(int rank, int size, ncclUniqueId id) {
+    int old = size / 2;
+    ncclComm_t comm = rank < old ? meet(rank, old, id) : NULL, larger = NULL, none = NULL;
+    ncclUniqueId own;
+    if (rank == 0) {
+        CHECK_OK(ncclGetUniqueId(&own));
+        hand_out(&own, old, size - 1, rank);
+    }
+    if (rank < old) {
+        CHECK_FAILS(ncclInvalidUsage, "none of its ranks has made",
+                    ncclCommGrow(comm, size, rank == 0 ? &own : NULL, -1, &none, NULL));
+    } else {
+        joins_in_vain(rank, size, "none of its ranks has made");
+    }
+    if (rank == 0) {
+        CHECK_OK(ncclCommGetUniqueId(comm, &own));
+        for (int i = 0; i < 2; i++) hand_out(&own, old, size - 1, rank);
+    }
+    if (rank < old) {
+        CHECK_OK(ncclCommGrow(comm, size, NULL, -1, &larger, NULL));
+        is_of(larger, rank, size);
+        CHECK_FAILS(ncclInvalidUsage, "since it grew last",
+                    ncclCommGrow(comm, size, rank == 0 ? &own : NULL, -1, &none, NULL));
+    } else {
+        own = handed(rank);
+        CHECK_OK(ncclCommGrow(NULL, size, &own, rank, &larger, NULL));
+        is_of(larger, rank, size);
+        joins_in_vain(rank, size, "serves one meeting");
+    }
+    if (rank == 0) {
+        CHECK_OK(ncclCommGetUniqueId(comm, &own));
+        hand_out(&own, old, size - 1, rank);
+    }
+    if (rank < old) {
+        CHECK_FAILS(ncclInvalidUsage, "3 ranks as rank 0 has it, to 4",
+                    ncclCommGrow(comm, rank == 0 ? size - 1 : size, NULL, -1, &none, NULL));
+    } else {
+        joins_in_vain(rank, size, "3");
+    }
+    /* The ids are served until they have heard. */
+    ncclComm_t last = grow(comm, rank, (growth){old, size, 0, EVERYBODY});
+    CHECK_OK(ncclCommDestroy(last));
+    CHECK_OK(ncclCommDestroy(larger));
+    if (rank < old) CHECK_OK(ncclCommDestroy(comm));
+}
+
 /* ---- what goes wrong: the others hear of it long before their deadline, which is hours away */
 
 static void fails(ncclComm_t comm, int rank, int size, const char *part) {
@@ -357,6 +414,7 @@ int main(int argc, char **argv) {
     if (WANTED("refusals")) {
         nccl_ranks(1, 60, arguments);
         nccl_ranks(RANKS, 60, disagreement);
+        nccl_ranks(RANKS, 60, useless_ids);
     }
     if (WANTED("faults")) {
         nccl_ranks_but(RANKS, 60, killed, 1);

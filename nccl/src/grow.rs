@@ -150,7 +150,7 @@ unsafe fn joining(
     };
     // SAFETY: this function's contract.
     let config = unsafe { Config::parse(config, &Config::unset()) }?;
-    let options = options(rank, size, Rendezvous::Id(id), MEETING)?;
+    let options = options(rank, size, Rendezvous::Invitation(id), MEETING)?;
     let communicator = Communicator::new(Place::here()?, config, served::server(&id).into_iter().collect());
     // SAFETY: this function's contract.
     Ok(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
@@ -199,7 +199,7 @@ pub(crate) struct Growth {
 
 impl Growth {
     /// How this rank meets all others, as the ranks of the parent agree, and the id by which they do if this rank has made it, to be
-    /// kept meanwhile. If they do not agree, those that join are told so by the rank that serves their id.
+    /// kept meanwhile. If they do not agree, those that join are told so by the ranks whose processes serve an id that they may have.
     pub(crate) fn agree(self, parent: &Communicator) -> Result<(Options, Option<Invitation>)> {
         let context = parent.group()?;
         let own = self.own;
@@ -210,12 +210,16 @@ impl Growth {
             let all: Vec<Told> = all.iter().map(Told::from_words).collect();
             agreed(context.name(), &all)
         });
-        let meeting = |id| options(context.rank(), self.size, Rendezvous::Id(id), MEETING);
+        let meeting = |id| options(context.rank(), self.size, Rendezvous::Invitation(id), MEETING);
         match agreed {
             Ok(id) => Ok((meeting(id)?, own)),
             Err(error) => {
-                if let Some(own) = own {
-                    Context::decline(&meeting(own.id)?, error.clone());
+                // Those that join may have either, also one that serves no more for growing, or never has. This process keeps it meanwhile.
+                let other = self.id.filter(|_| made != self.id);
+                for (id, _server) in
+                    made.into_iter().chain(other).filter_map(|id| Some((id, served::server(&id)?)))
+                {
+                    Context::decline(&meeting(id)?, error.clone());
                 }
                 Err(error)
             }
