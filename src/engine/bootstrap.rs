@@ -120,8 +120,9 @@ fn join(
     let failed = |error: &Error, from: u32| {
         let text = match error.status() {
             Status::Timeout => format!(
-                "rank {rank} of {size} waits for rank {from}, or for one behind it, to join '{name}' through the {}; it has not",
-                store.describe()
+                "rank {rank} of {size} waits for rank {from}, or for one behind it, to join '{name}' through the {}; it has not{}",
+                store.describe(),
+                notice.silence()
             ),
             _ => format!("rank {rank} of {size} joins '{name}': {}", error.text()),
         };

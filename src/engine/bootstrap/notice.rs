@@ -59,6 +59,12 @@ impl<'a> Notice<'a> {
         self.store
     }
 
+    /// That the store does not answer, if so, behind what is told of a rank.
+    pub(super) fn silence(&self) -> String {
+        let silent = self.read().err().filter(|error| error.status() == Status::Timeout);
+        silent.map_or_else(String::new, |error| format!(", and may be unable to: {error}"))
+    }
+
     /// Why some rank cannot join, if one says so.
     pub(super) fn read(&self) -> Result<Option<Error>> {
         let bytes = self.store.try_get(&self.key, Deadline::after(GRACE))?;
@@ -132,7 +138,11 @@ impl<'a> Notice<'a> {
             Err(error) if error.status() == Status::Timeout => None,
             found => Some(found),
         });
-        found.unwrap_or_else(|| Err(store::timed_out(self.store, key, since)))
+        found.unwrap_or_else(|| match self.store.try_get(key, Deadline::after(GRACE))? {
+            Some(value) => Ok(value),
+            // It has answered: who should set the key has not.
+            None => Err(store::timed_out(self.store, key, since)),
+        })
     }
 
     /// Whether a rank that this one has linked with has gone or failed since it last looked. Who waits in [`Notice::watch`] ends that then.
@@ -242,7 +252,54 @@ fn of_another(error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::fail;
     use crate::rendezvous::hash::HashStore;
+
+    /// Has stopped, if it is so.
+    struct Stopped(bool);
+
+    impl Stopped {
+        fn answer<T>(&self, answer: Result<T>, deadline: Deadline) -> Result<T> {
+            std::thread::sleep(deadline.remaining_capped(Duration::from_secs(60)));
+            if self.0 { fail!(Timeout, "no answer from the store") } else { answer }
+        }
+    }
+
+    impl Store for Stopped {
+        fn set(&self, _: &str, _: &[u8], deadline: Deadline) -> Result<()> {
+            self.answer(Ok(()), deadline)
+        }
+
+        fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+            self.answer(Err(store::timed_out(self, key, Instant::now())), deadline)
+        }
+
+        fn try_get(&self, _: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+            self.answer(Ok(None), deadline)
+        }
+
+        fn add(&self, _: &str, _: i64, deadline: Deadline) -> Result<i64> {
+            self.answer(Ok(1), deadline)
+        }
+
+        fn describe(&self) -> String {
+            "a store".into()
+        }
+    }
+
+    #[test]
+    fn a_rank_is_blamed_for_a_key_only_if_the_store_answers() {
+        for (stopped, words) in [(true, "no answer from the store"), (false, "look at the rank that should")]
+        {
+            let store = Stopped(stopped);
+            let notice = Notice::new(&store, "job/0", 0, None);
+            let error = notice.get("job/0/rank/1", None, Deadline::after(Duration::from_millis(50)));
+            let error = error.expect_err("nobody sets it");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            assert!(error.text().contains(words), "{error}");
+            assert_eq!(notice.silence().contains(words), stopped);
+        }
+    }
 
     /// What two ranks say that fail one after the other, as `first` and as `second`.
     fn left(first: (Status, &str), second: (Status, &str)) -> [Error; 2] {
