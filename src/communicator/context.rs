@@ -129,8 +129,9 @@ impl Context {
         let leads = rank == 0 && matches!(options.rendezvous, Rendezvous::Environment);
         // What is no option is the caller's, who may try again; that the host lacks something the others are to hear.
         let links = meeting::on_interface(meeting::link_options(&options)?, &options);
-        let (name, options) = (name.as_str(), links);
-        let meeting = Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled, once };
+        let (name, options, tied) = (name.as_str(), links, recall.is_some_and(Recall::is_tied));
+        let meeting =
+            Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled, tied, once };
         let met = bootstrap::meet(meeting);
         if leads {
             join::is_over(met.is_err().then(|| store.clone()));
@@ -457,12 +458,12 @@ pub(super) mod tests {
             || {
                 let own = options(1, &store, TIMEOUT);
                 let (size, name, secret, recalled) = (2, "default", None, None);
-                let once = false;
+                let (tied, once) = (false, false);
                 let options = meeting::on_interface(meeting::link_options(&own).expect("options"), &own);
                 let deadline = Deadline::after(PATIENCE);
                 let store = &*store;
                 let meeting =
-                    Meeting { rank: 1, size, name, store, secret, options, deadline, recalled, once };
+                    Meeting { rank: 1, size, name, store, secret, options, deadline, recalled, tied, once };
                 Held(Box::new(bootstrap::meet(meeting).expect("the ranks meet")))
             },
         );

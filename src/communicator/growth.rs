@@ -35,8 +35,9 @@ impl Context {
             let Found { rank, size, store, secret, .. } = found;
             let (name, store, recalled) = (options.name.as_str(), &*store, None);
             let once = matches!(options.rendezvous, Rendezvous::Invitation(_));
-            let options = Err(why);
-            let meeting = Meeting { rank, size, name, store, secret, options, deadline, recalled, once };
+            let (options, tied) = (Err(why), false);
+            let meeting =
+                Meeting { rank, size, name, store, secret, options, deadline, recalled, tied, once };
             bootstrap::meet(meeting).map(drop)
         });
         // It ends with what was to be told, or with why that could not be.
@@ -49,12 +50,14 @@ impl Context {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
     use std::thread;
     use std::time::Instant;
 
     use super::*;
     use crate::communicator::Recall;
-    use crate::error::Status;
+    use crate::error::{Status, fail};
     use crate::rendezvous::hash::HashStore;
     use crate::rendezvous::store::Store;
 
@@ -137,6 +140,68 @@ mod tests {
             assert!(error.text().contains("it has no memory"), "{error}");
         }
         assert!(since.elapsed() < SOON);
+    }
+
+    /// A store that is lost once that is asked for, and tells when somebody has seen it.
+    struct Losing {
+        entries: HashStore,
+        is_lost: AtomicBool,
+        seen: mpsc::SyncSender<()>,
+    }
+
+    impl Losing {
+        fn answer<T>(&self, answer: Result<T>) -> Result<T> {
+            if !self.is_lost.load(Ordering::SeqCst) {
+                return answer;
+            }
+            let _ = self.seen.try_send(());
+            fail!(PeerFailed, "lost the store")
+        }
+    }
+
+    impl Store for Losing {
+        fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+            self.answer(self.entries.set(key, value, deadline))
+        }
+
+        fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+            self.answer(self.entries.get(key, deadline))
+        }
+
+        fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+            self.answer(self.entries.try_get(key, deadline))
+        }
+
+        fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+            self.answer(self.entries.add(key, amount, deadline))
+        }
+
+        fn describe(&self) -> String {
+            "a store".into()
+        }
+    }
+
+    /// As where the rank that has made the id dies: the connections to its store end before those of the group.
+    #[test]
+    fn who_loses_the_store_says_what_the_group_knows_of_that() {
+        let [first, second] = pair();
+        let (seen, sees) = mpsc::sync_channel(1);
+        let losing = Arc::new(Losing { entries: HashStore::new(), is_lost: AtomicBool::new(false), seen });
+        let store: Arc<dyn Store> = losing.clone();
+        let meets = options(0, 3, &store);
+        let meets = thread::spawn(move || {
+            let recall = Recall::default();
+            recall.tie(&first);
+            let met = Context::create_unless(&recall, meets, None).map(drop);
+            recall.end();
+            met
+        });
+        store.get("grown/0/rank/0", Deadline::after(SOON)).expect("it comes");
+        losing.is_lost.store(true, Ordering::SeqCst);
+        sees.recv_timeout(SOON).expect("it looks again");
+        second.abort_because(Some("it has no memory"));
+        let error = meets.join().expect("no panic").expect_err("rank 1 does not come");
+        assert!(error.text().contains("it has no memory"), "{error}");
     }
 
     #[test]

@@ -44,6 +44,11 @@ impl Recall {
         let _earlier = lock(&self.0).tied_to.replace(group.clone());
     }
 
+    /// Whether a group's failure calls it off.
+    pub(super) fn is_tied(&self) -> bool {
+        lock(&self.0).tied_to.is_some()
+    }
+
     /// Why it was called off for this rank, if it was.
     pub(super) fn reason(&self, rank: u32) -> Option<Error> {
         let state = lock(&self.0);

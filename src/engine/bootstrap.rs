@@ -8,7 +8,8 @@ mod arrival;
 mod notice;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use self::arrival::Arrival;
 use self::notice::{GRACE, Notice};
@@ -33,6 +34,9 @@ pub(super) const RECORD_BYTES: usize = 352;
 /// The most ranks of a job.
 pub const MAX_RANKS: u32 = 1 << 16;
 
+/// How long a rank that has lost the store waits for what calls its meeting off: a death is seen by one connection after the other.
+const CAUSE: Duration = Duration::from_secs(1);
+
 /// Who wants to meet.
 pub struct Meeting<'a> {
     /// This rank.
@@ -51,6 +55,8 @@ pub struct Meeting<'a> {
     pub deadline: Deadline,
     /// Why the meeting was called off, where it can be: then also waits of a store without turns are cut into such.
     pub recalled: Option<&'a dyn Fn() -> Option<Error>>,
+    /// Whether what calls it off may be known only after what follows from it, such as that the store is lost.
+    pub tied: bool,
     /// Whether ranks meet by that name only once.
     pub once: bool,
 }
@@ -58,8 +64,10 @@ pub struct Meeting<'a> {
 /// Meets the other ranks. The endpoint knows everybody's address when this returns, and all ranks have arrived.
 /// Gives the endpoint and the number that tells this job from every other.
 pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
-    let Arrival { prefix, notice, fits } = Arrival::new(&meeting)?;
-    let Meeting { rank, size, name, store, secret, options, deadline, .. } = meeting;
+    let arrived = Arrival::new(&meeting);
+    let Meeting { rank, size, name, store, secret, options, deadline, recalled, tied, .. } = meeting;
+    let recalled = recalled.filter(|_| tied);
+    let Arrival { prefix, notice, fits } = arrived.map_err(|error| cause(error, store, recalled))?;
     // Who has failed says so before its links tell that it has gone.
     let mut endpoint = None;
     let joined = (|| {
@@ -88,7 +96,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         Ok((endpoint.clone(), job))
     })();
     joined.map_err(|error| {
-        let error = notice.leave(error);
+        let error = notice.leave(cause(error, store, recalled));
         match &endpoint {
             // Those that are linked may have no store any more.
             Some(endpoint) => endpoint.warn(endpoint.identity().0.job, &notice.cause(&error)),
@@ -99,6 +107,25 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         }
         error
     })
+}
+
+/// Why a rank has failed with `error`: if that is since the store is lost, it may follow from what calls the meeting off.
+fn cause(error: Error, store: &dyn Store, recalled: Option<&dyn Fn() -> Option<Error>>) -> Error {
+    let Some(recalled) = recalled.filter(|_| error.status() == Status::PeerFailed) else { return error };
+    let answer = store.try_get("", Deadline::after(GRACE));
+    if !answer.is_err_and(|lost| lost.status() == Status::PeerFailed) {
+        return error;
+    }
+    let until = Deadline::after(CAUSE);
+    loop {
+        if let Some(why) = recalled() {
+            return why;
+        }
+        if until.expired() {
+            return error;
+        }
+        thread::sleep(until.remaining_capped(Duration::from_millis(5)));
+    }
 }
 
 /// Learns where everybody is, and waits until all know.

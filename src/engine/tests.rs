@@ -56,6 +56,7 @@ fn pair_of(options: [&Options; 2]) -> [Arc<Group>; 2] {
             options,
             deadline,
             recalled: None,
+            tied: false,
             once: false,
         };
         let (endpoint, job) = meet(meeting).expect("the ranks meet");

@@ -32,6 +32,9 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Within what time this host itself says that there is no way to an address. Later it is the network that says so, and it may say
 /// something else soon.
 const AT_ONCE: Duration = Duration::from_millis(500);
+/// Who serves a store, as errors name it: one at a place that the ranks know, and an id's.
+const OF_JOB: &str = "the process that hosts it (rank 0 or the launcher)";
+const OF_ID: &str = "the process that made the id, or the launcher";
 /// Idle connections that are kept.
 const KEPT: usize = 4;
 
@@ -44,6 +47,8 @@ pub struct TcpStore {
     /// As the caller named it, for errors.
     name: String,
     address: SocketAddr,
+    /// Who serves it, for errors.
+    host: &'static str,
     key: Option<SecretKey>,
     instance: [u8; 16],
     /// Where it was connected. In a forked child the connections are the parent's.
@@ -128,6 +133,7 @@ impl TcpStore {
     ) -> Result<TcpStore> {
         let since = Instant::now();
         let key = secret.map(wire::store_key);
+        let host = if instance.is_some() { OF_ID } else { OF_JOB };
         let mut pause = Duration::from_millis(2);
         let mut last = String::new();
         let mut gone_since: Option<Instant> = None;
@@ -143,7 +149,7 @@ impl TcpStore {
                                 let idle = vec![Line::new(stream)];
                                 let shared = Mutex::new(Shared { idle, ..Shared::default() });
                                 let fork = fork::generation();
-                                return Ok(TcpStore { name, address, key, instance, fork, shared });
+                                return Ok(TcpStore { name, address, host, key, instance, fork, shared });
                             }
                             Err(Refusal::ForGood(error)) => {
                                 return Err(error.context(format!("tcp store {name}")));
@@ -304,7 +310,7 @@ impl TcpStore {
                     let after = since.elapsed().as_secs_f64();
                     // It has greeted before.
                     let cause = if is_late(&cause) {
-                        "no answer; look at the process that hosts it (rank 0 or the launcher): it may be stopped".to_owned()
+                        format!("no answer; look at {}: it may be stopped", self.host)
                     } else {
                         cause.to_string()
                     };
@@ -329,21 +335,18 @@ impl TcpStore {
     /// The error of a call whose deadline passed without an answer.
     fn silent(&self, operation: Operation, key: &str, since: Instant) -> Error {
         let text = format!(
-            "{}: no answer within {:.1} s while {}; look at the process that hosts it (rank 0 or the launcher), or \
-             raise the timeout",
+            "{}: no answer within {:.1} s while {}; look at {}, or raise the timeout",
             self.describe(),
             since.elapsed().as_secs_f64(),
-            doing(operation, key)
+            doing(operation, key),
+            self.host
         );
         Error::new(Status::Timeout, text)
     }
 
     /// Remembers that the server is lost; the first cause stays.
     fn lose(&self, doing: &str, what: &str) -> Error {
-        let text = format!(
-            "lost the {} while {doing}: {what}; look at the process that hosts it (rank 0 or the launcher)",
-            self.describe()
-        );
+        let text = format!("lost the {} while {doing}: {what}; look at {}", self.describe(), self.host);
         let mut shared = self.shared();
         shared.idle.clear();
         shared.lost.get_or_insert_with(|| Error::new(Status::PeerFailed, text)).clone()

@@ -1,6 +1,3 @@
-use std::thread;
-use std::time::Duration;
-
 use super::*;
 use crate::rendezvous::hash::HashStore;
 
@@ -20,6 +17,7 @@ fn come(store: &HashStore, (rank, size): (u32, u32), patience: Duration, once: b
         options: Ok(Options { shm: true, tcp: false, ..Options::default() }),
         deadline: Deadline::after(patience),
         recalled: None,
+        tied: false,
         once,
     })
 }

@@ -88,6 +88,7 @@ fn a_rank_0_that_cannot_tell_the_secret_does_not_wait_for_itself() {
         options,
         deadline,
         recalled: None,
+        tied: false,
         once: false,
     };
     let error = meet(meeting).err().expect("the store takes nothing");
