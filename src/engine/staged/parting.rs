@@ -11,8 +11,8 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::sys;
 
-/// How long it waits for its copies, when no stream does. The double's are done whenever somebody asks, on a machine that may be busy.
-pub(super) const COPIES: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 1 });
+/// How long it waits for its copies, when no stream does.
+pub(super) const COPIES: Duration = Duration::from_secs(1);
 
 /// When nothing touches any more what the call ran in.
 pub(super) enum Tail {
