@@ -15,6 +15,17 @@ pub(super) fn allgather(context: &Context, count: u64, input: u64, output: u64) 
     OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
 }
 
+/// Captures a call. What launches it, on the stream on which it was captured.
+fn captured(double: &Double, device: u32, mut call: OnDevices) -> impl Fn() {
+    let stream = double.stream(device);
+    call.caller.stream = Some(stream);
+    double.begin_capture(stream, device);
+    // SAFETY: the double trusts no addresses.
+    unsafe { call.enqueue() }.expect("it is captured");
+    let graph = double.end_capture(stream, device).expect("a graph");
+    move || double.launch_graph(&graph, stream, device)
+}
+
 /// Registers `bytes` from `address` on with all ranks.
 pub(super) fn window(context: &Context, address: u64, bytes: u64) -> Result<Window> {
     context.register_at(&exchange(context).1, Ok((address, bytes)))
@@ -56,14 +67,7 @@ fn a_window_that_ends_under_a_replay_stays_mapped() {
     ranks(&processes(2), words, |context, (double, _, device)| {
         let memory = double.memory(*device, 5 * MIB as usize);
         let served = window(context, memory, 4 * MIB).expect("a window");
-        let stream = double.stream(*device);
-        let mut call = allgather(context, MIB, memory, memory);
-        call.caller.stream = Some(stream);
-        double.begin_capture(stream, *device);
-        // SAFETY: the double trusts no addresses.
-        unsafe { call.enqueue() }.expect("it is captured");
-        let graph = double.end_capture(stream, *device).expect("a graph");
-        let launch = || double.launch_graph(&graph, stream, *device);
+        let launch = captured(double, *device, allgather(context, MIB, memory, memory));
         if context.rank() == 0 {
             launch();
             let mapped = double.mapped_memory();
@@ -88,22 +92,16 @@ fn a_window_that_ended_under_a_replay_is_unmapped_behind_it() {
         let before = double.mapped_memory();
         let served = window(context, memory, 4 * MIB).expect("a window");
         assert!(double.mapped_memory() > before);
-        let stream = double.stream(*device);
-        let mut call = allgather(context, MIB, memory, memory);
-        call.caller.stream = Some(stream);
-        double.begin_capture(stream, *device);
-        // SAFETY: the double trusts no addresses.
-        unsafe { call.enqueue() }.expect("it is captured");
-        let graph = double.end_capture(stream, *device).expect("a graph");
+        let launch = captured(double, *device, allgather(context, MIB, memory, memory));
         if context.rank() == 0 {
-            double.launch_graph(&graph, stream, *device);
+            launch();
             drop(served);
             std::thread::sleep(Duration::from_millis(1500));
             assert!(double.mapped_memory() > before, "it is in use");
             captures::barrier(context);
         } else {
             captures::barrier(context);
-            double.launch_graph(&graph, stream, *device);
+            launch();
             drop(served);
         }
         context.settle(Deadline::after(PATIENCE)).expect("both have launched");
