@@ -11,16 +11,17 @@ fn main() {
     println!("cargo::rustc-env=UNISONO_SOURCES={:016x}", sources());
     // The number follows the ABI: programs record it, and find a library that still understands them.
     //
-    // Not as `rustc-cdylib-link-arg`: cargo hands those on to the cdylibs of dependents, after their own arguments, and
-    // libnccl.so.2 would carry this name. So it is given to everything here that is linked, and taken back from
-    // executables.
+    // Not as `rustc-cdylib-link-arg`: cargo hands those on to the cdylibs of dependents, after their own
+    // arguments, and libnccl.so.2 would carry this name. So it is given to everything here that is linked,
+    // and taken back from executables.
     println!("cargo::rustc-link-arg=-Wl,-soname,libunisono.so.0");
     println!("cargo::rustc-link-arg-bins=-Wl,--soname=");
     println!("cargo::rustc-link-arg-tests=-Wl,--soname=");
-    // The library has threads, which must not lose their code to a dlclose. Dependents' libraries have them too.
+    // The library has threads, which must not lose their code to a dlclose. Dependents' libraries have them
+    // too.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // Functions that came out the same are there once, where the linker can: 25 KB of libnccl.so.2. Nothing here compares the
-    // addresses of functions.
+    // Functions that came out the same are there once, where the linker can: 25 KB of libnccl.so.2. Nothing
+    // here compares the addresses of functions.
     if links_with(FOLDED) {
         println!("cargo::rustc-cdylib-link-arg={FOLDED}");
     }
@@ -53,8 +54,8 @@ fn links_with(argument: &str) -> bool {
     linked.is_ok_and(|linked| linked.status.success())
 }
 
-/// A hash of this package, which decides all that ranks share: what they send each other, what lies in memory that several of them
-/// use, what kernels expect of each other. The same wherever the same sources are built.
+/// A hash of this package, which decides all that ranks share: what they send each other, what lies in memory
+/// that several of them use, what kernels expect of each other. The same wherever the same sources are built.
 fn sources() -> u64 {
     let mut files = Vec::new();
     collect(Path::new("src"), "rs", &mut files);

@@ -1,5 +1,5 @@
-// The Cuda… algorithms of the gloo face, over host memory, and where there is a GPU over its memory, too, with a stream for each
-// buffer and without.
+// The Cuda… algorithms of the gloo face, over host memory, and where there is a GPU over its memory, too, with a stream
+// for each buffer and without.
 
 #include <cstdint>
 

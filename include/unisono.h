@@ -109,8 +109,8 @@ typedef enum unisono_status {
     UNISONO_TIMEOUT = 4,
     /// A peer died, left, or reported a failure.
     UNISONO_PEER_FAILED = 5,
-    /// The program ended it: unisono_context_abort on some rank, or, and then the context has not failed, unisono_work_cancel or
-    /// unisono_buffer_abort_wait.
+    /// The program ended it: unisono_context_abort on some rank, or, and then the context has not failed,
+    /// unisono_work_cancel or unisono_buffer_abort_wait.
     UNISONO_ABORTED = 6,
     /// This rank is not a member of the group.
     UNISONO_NOT_MEMBER = 7,
@@ -158,9 +158,9 @@ typedef enum unisono_dtype {
 
 /// The values of unisono_op_t. The numbers never change.
 ///
-/// Whatever the operator, the order of combination depends on the number of ranks alone, so the same inputs give the
-/// same bits at any size and over any transport, and every rank gets the same bits. Algorithms that say so of themselves, by name, have
-/// an order of their own.
+/// Whatever the operator, the order of combination depends on the number of ranks alone, so the same inputs
+/// give the same bits at any size and over any transport, and every rank gets the same bits. Algorithms that
+/// say so of themselves, by name, have an order of their own.
 typedef enum unisono_op {
     /// Sum; integers wrap.
     UNISONO_SUM = 0,
@@ -172,7 +172,8 @@ typedef enum unisono_op {
     UNISONO_MIN = 3,
     /// Sum divided by the number of ranks; integers truncate toward zero.
     UNISONO_AVG = 4,
-    /// Sum of each rank's input times that rank's unisono_call_t::scale. Integers take a whole scale that fits their type, and wrap.
+    /// Sum of each rank's input times that rank's unisono_call_t::scale. Integers take a whole scale that
+    /// fits their type, and wrap.
     UNISONO_PREMULSUM = 5,
     /// Bitwise and; integers only.
     UNISONO_BIT_AND = 6,
@@ -206,8 +207,8 @@ typedef enum unisono_collective {
     UNISONO_BARRIER = 8,
 } unisono_collective;
 
-/// The values of unisono_algorithm_kind_t. The numbers never change. An algorithm that does not serve an operation is
-/// UNISONO_INVALID_ARGUMENT, and the text names those that do.
+/// The values of unisono_algorithm_kind_t. The numbers never change. An algorithm that does not serve an
+/// operation is UNISONO_INVALID_ARGUMENT, and the text names those that do.
 typedef enum unisono_algorithm_kind {
     /// The library chooses: always one of those that keep the canonical order.
     UNISONO_ALGORITHM_AUTOMATIC = 0,
@@ -217,8 +218,8 @@ typedef enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_ONE_SHOT = 2,
     /// Everybody reduces its part, then all gather: the fewest bytes in two rounds.
     UNISONO_ALGORITHM_TWO_SHOT = 3,
-    /// Round the ring. Reductions are in the order of the ring, not the canonical one: their bits differ from those of the
-    /// other algorithms, and from one number of elements to another.
+    /// Round the ring. Reductions are in the order of the ring, not the canonical one: their bits differ from
+    /// those of the other algorithms, and from one number of elements to another.
     UNISONO_ALGORITHM_RING = 4,
     /// Round the ring, in pieces. The order of reductions is that of the ring.
     UNISONO_ALGORITHM_RING_CHUNKED = 5,
@@ -248,16 +249,16 @@ typedef enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_DISSEMINATION = 17,
     /// To rank 0 and back.
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
-    /// Inside the hosts, across them, inside again. Reductions have the order of the others if there is one host, or each but the
-    /// last has a power of two of ranks.
+    /// Inside the hosts, across them, inside again. Reductions have the order of the others if there is one
+    /// host, or each but the last has a power of two of ranks.
     UNISONO_ALGORITHM_HIERARCHICAL = 19,
-    /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
-    /// pointers.
+    /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it
+    /// copies to its other pointers.
     UNISONO_ALGORITHM_ONE_TO_ALL = 20,
     /// Broadcast on device memory, by GPUs that reach each other: all read the root's input, at once.
     UNISONO_ALGORITHM_BROADCAST_ONE_STAGE = 21,
-    /// The same: each reads a part of the root's input, and then the others' parts from the others. Between two ranks: one
-    /// stage.
+    /// The same: each reads a part of the root's input, and then the others' parts from the others. Between
+    /// two ranks: one stage.
     UNISONO_ALGORITHM_BROADCAST_TWO_STAGE = 22,
     /// The same, in two stages from 3 ranks and 6 MiB up, or from 5 ranks and 2 MiB; else in one.
     UNISONO_ALGORITHM_BROADCAST_STAGES = 23,
@@ -279,48 +280,51 @@ typedef enum unisono_log_level {
     UNISONO_LOG_TRACE = 5,
 } unisono_log_level;
 
-/// Levels of programmatic dependent launch, for GPUs of compute capability 9 and 10. On others all are UNISONO_PDL_OFF.
+/// Levels of programmatic dependent launch, for GPUs of compute capability 9 and 10. On others all are
+/// UNISONO_PDL_OFF.
 typedef enum unisono_pdl {
     /// None: the kernel begins when what its stream was given before has ended.
     UNISONO_PDL_OFF = 0,
     /// The kernel is launched while the one before it ends, and waits for that before it does anything.
     UNISONO_PDL_WAIT = 1,
-    /// The same, and it lets the kernel after it be launched at once. That one takes its multiprocessors early, and has to wait
-    /// for this one's end itself.
+    /// The same, and it lets the kernel after it be launched at once. That one takes its multiprocessors
+    /// early, and has to wait for this one's end itself.
     UNISONO_PDL_EARLY = 2,
 } unisono_pdl;
 
-/// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended by
-/// unisono_algorithm_destroy.
+/// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended
+/// by unisono_algorithm_destroy.
 typedef struct unisono_algorithm_t unisono_algorithm_t;
 
-/// A range of memory from which parts are sent and into which parts are received, many at a time, to and from many ranks.
-/// Ended by unisono_buffer_destroy. All functions may be called from any thread, also several at once.
+/// A range of memory from which parts are sent and into which parts are received, many at a time, to and from
+/// many ranks. Ended by unisono_buffer_destroy. All functions may be called from any thread, also several at
+/// once.
 typedef struct unisono_buffer_t unisono_buffer_t;
 
-/// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All functions may be
-/// called from any thread; operations that must match across ranks are called in the same order on each of them, or
-/// with tags.
+/// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All
+/// functions may be called from any thread; operations that must match across ranks are called in the same
+/// order on each of them, or with tags.
 typedef struct unisono_context_t unisono_context_t;
 
-/// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which occurs once.
-/// It belongs to the caller and is ended by unisono_sparse_destroy. Once complete it does not change. Any thread may read it.
+/// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which
+/// occurs once. It belongs to the caller and is ended by unisono_sparse_destroy. Once complete it does not
+/// change. Any thread may read it.
 typedef struct unisono_sparse_t unisono_sparse_t;
 
 /// Where a callback of a callback store puts its answer; valid during the callback only.
 typedef struct unisono_store_reply_t unisono_store_reply_t;
 
 /// A store: a small dictionary that all ranks of a group reach, through which they find each other. Ended by
-/// unisono_store_destroy; contexts and prefix stores made from it keep what they need of it. All functions may be
-/// called from any thread.
+/// unisono_store_destroy; contexts and prefix stores made from it keep what they need of it. All functions
+/// may be called from any thread.
 typedef struct unisono_store_t unisono_store_t;
 
 /// A window: device memory of this rank that the GPUs of other ranks read and write where it is. Ended by
 /// unisono_window_destroy.
 typedef struct unisono_window_t unisono_window_t;
 
-/// An operation under way. Made by every call that is given a `work`; ended by unisono_work_destroy. All functions may be
-/// called from any thread, also several at once.
+/// An operation under way. Made by every call that is given a `work`; ended by unisono_work_destroy. All
+/// functions may be called from any thread, also several at once.
 typedef struct unisono_work_t unisono_work_t;
 
 /// What came of a call: one of enum unisono_status. Always 32 bits, in C and in C++.
@@ -332,23 +336,25 @@ typedef int32_t unisono_dtype_t;
 /// How much is logged: one of enum unisono_log_level.
 typedef int32_t unisono_log_level_t;
 
-/// Receives the library's messages: one line without its end, valid during the call. It may be called from any thread,
-/// one call at a time, and calls no function of unisono.
+/// Receives the library's messages: one line without its end, valid during the call. It may be called from
+/// any thread, one call at a time, and calls no function of unisono.
 typedef void (*unisono_log_function_t)(void *user, unisono_log_level_t level, const char *message);
 
-/// Where a TCP store is. Start from UNISONO_TCP_STORE_OPTIONS_INIT; what is zero or NULL is unset. Read during the call only.
+/// Where a TCP store is. Start from UNISONO_TCP_STORE_OPTIONS_INIT; what is zero or NULL is unset. Read
+/// during the call only.
 typedef struct unisono_tcp_store_options_t {
     /// sizeof(unisono_tcp_store_options_t), as UNISONO_TCP_STORE_OPTIONS_INIT sets it.
     uint64_t size;
-    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host. The process that serves listens on
-    /// this if it is an address, else on all addresses of the host.
+    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host. The process that serves
+    /// listens on this if it is an address, else on all addresses of the host.
     const char *host;
     /// The port, 1 to 65535. 0 only with `serve`: any free port, which unisono_store_port tells.
     uint32_t port;
-    /// 1 in the one process that serves the store, usually rank 0's; 0 in the others. The server ends with the last
-    /// handle or context that uses it.
+    /// 1 in the one process that serves the store, usually rank 0's; 0 in the others. The server ends with
+    /// the last handle or context that uses it.
     int32_t serve;
-    /// A text that server and clients share; others are turned away. NULL: whoever reaches the port is let in.
+    /// A text that server and clients share; others are turned away. NULL: whoever reaches the port is let
+    /// in.
     const char *secret;
     /// Milliseconds to try to connect, since the server may start later; 0: UNISONO_DEFAULT_TIMEOUT_MS.
     uint64_t timeout_ms;
@@ -356,9 +362,9 @@ typedef struct unisono_tcp_store_options_t {
 
 /// A store of the caller's own. Start from UNISONO_STORE_CALLBACKS_INIT and set all functions.
 ///
-/// Each function may be called from any thread, several at once. It returns UNISONO_OK, or another status after it gave
-/// the cause to unisono_store_reply_error. Keys are C strings of UTF-8, values are bytes; both are valid during the
-/// callback only. No exception may leave a callback.
+/// Each function may be called from any thread, several at once. It returns UNISONO_OK, or another status
+/// after it gave the cause to unisono_store_reply_error. Keys are C strings of UTF-8, values are bytes; both
+/// are valid during the callback only. No exception may leave a callback.
 typedef struct unisono_store_callbacks_t {
     /// sizeof(unisono_store_callbacks_t), as UNISONO_STORE_CALLBACKS_INIT sets it.
     uint64_t size;
@@ -376,10 +382,11 @@ typedef struct unisono_store_callbacks_t {
                             const char *key,
                             uint64_t timeout_ms,
                             struct unisono_store_reply_t *reply);
-    /// Gives the value under `key` to unisono_store_reply_value if it exists now; does not call it, and returns
-    /// UNISONO_OK, if not.
+    /// Gives the value under `key` to unisono_store_reply_value if it exists now; does not call it, and
+    /// returns UNISONO_OK, if not.
     unisono_status_t (*try_get)(void *user, const char *key, struct unisono_store_reply_t *reply);
-    /// Adds `amount` to the number under `key`, 0 if absent, and writes the sum to `*sum`. Atomic over all ranks.
+    /// Adds `amount` to the number under `key`, 0 if absent, and writes the sum to `*sum`. Atomic over all
+    /// ranks.
     unisono_status_t (*add)(void *user,
                             const char *key,
                             int64_t amount,
@@ -391,15 +398,16 @@ typedef struct unisono_store_callbacks_t {
     const char *description;
 } unisono_store_callbacks_t;
 
-/// A unique id: one rank makes it, the program carries it to the others by any means, all create their context from it.
-/// It holds an address and a secret: whoever has it can join the group.
+/// A unique id: one rank makes it, the program carries it to the others by any means, all create their
+/// context from it. It holds an address and a secret: whoever has it can join the group.
 typedef struct unisono_unique_id_t {
     /// What it consists of means nothing outside the library.
     uint8_t bytes[128];
 } unisono_unique_id_t;
 
-/// What a context is made from. Start from UNISONO_CONTEXT_OPTIONS_INIT; what is zero or NULL is unset. The struct and what it
-/// points to are read during the call only, but for the store, which the context keeps by itself.
+/// What a context is made from. Start from UNISONO_CONTEXT_OPTIONS_INIT; what is zero or NULL is unset. The
+/// struct and what it points to are read during the call only, but for the store, which the context keeps by
+/// itself.
 typedef struct unisono_context_options_t {
     /// sizeof(unisono_context_options_t), as UNISONO_CONTEXT_OPTIONS_INIT sets it.
     uint64_t size;
@@ -411,82 +419,94 @@ typedef struct unisono_context_options_t {
     const struct unisono_store_t *store;
     /// The unique id that one rank made and all have, or else `store`.
     const struct unisono_unique_id_t *id;
-    /// The group's name, for errors and logs, the same on every rank; NULL: "default". Groups that meet in the same
-    /// store have different names. One whose meeting has failed is spent in that store: the ranks try again with another.
+    /// The group's name, for errors and logs, the same on every rank; NULL: "default". Groups that meet in
+    /// the same store have different names. One whose meeting has failed is spent in that store: the ranks
+    /// try again with another.
     const char *name;
-    /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
-    /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never. All steps of a creation have them together; once all ranks have come,
-    /// they have a second more for what they set up. So has the making of a child. See unisono_context_set_timeout.
+    /// Milliseconds until the creation, and each operation that names no other deadline, fails with
+    /// UNISONO_TIMEOUT; 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never. All steps of a creation have
+    /// them together; once all ranks have come, they have a second more for what they set up. So has the
+    /// making of a child. See unisono_context_set_timeout.
     uint64_t timeout_ms;
-    /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment, else chosen.
+    /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment,
+    /// else chosen.
     const char *interface;
     /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
     const char *transports;
-    /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors that it takes; 0: as
-    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too. Of kernels that carry by way of
-    /// the host, which take two at least, or three where they combine, and of those that copy or combine by themselves, as of several
-    /// pointers of a process, each rank obeys its own.
+    /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors
+    /// that it takes; 0: as many as suit it. The ranks agree on the least that any of them gives. Children
+    /// have it, too. Of kernels that carry by way of the host, which take two at least, or three where they
+    /// combine, and of those that copy or combine by themselves, as of several pointers of a process, each
+    /// rank obeys its own.
     uint32_t max_blocks;
     /// 0.
     uint32_t reserved;
 } unisono_context_options_t;
 
-/// What a completed work calls: `status` and `error` are what unisono_work_status and unisono_work_error would answer;
-/// the text is valid during the call.
+/// What a completed work calls: `status` and `error` are what unisono_work_status and unisono_work_error
+/// would answer; the text is valid during the call.
 typedef void (*unisono_work_callback_t)(void *user, unisono_status_t status, const char *error);
 
 /// How elements are combined: one of enum unisono_op.
 typedef int32_t unisono_op_t;
 
-/// A reduction of the caller's own: accumulator[i] = accumulator[i] ∘ operand[i], for `count` elements of `dtype`.
+/// A reduction of the caller's own: accumulator[i] = accumulator[i] ∘ operand[i], for `count` elements of
+/// `dtype`.
 ///
-/// It is associative; it need not commute, since what comes from lower ranks always stands on the left, but by the ring algorithms, which
-/// are taken by name alone. It may be called from any thread of the library, several at once, until the operation completes, and calls no function of
-/// unisono. The two buffers never overlap; they are aligned to the element.
+/// It is associative; it need not commute, since what comes from lower ranks always stands on the left, but
+/// by the ring algorithms, which are taken by name alone. It may be called from any thread of the library,
+/// several at once, until the operation completes, and calls no function of unisono. The two buffers never
+/// overlap; they are aligned to the element.
 typedef void (*unisono_reduce_function_t)(void *accumulator,
                                           const void *operand,
                                           uint64_t count,
                                           unisono_dtype_t dtype,
                                           void *user);
 
-/// The options of one call. Start from UNISONO_CALL_INIT; what is zero or NULL is unset. The struct is read during the
-/// call only.
+/// The options of one call. Start from UNISONO_CALL_INIT; what is zero or NULL is unset. The struct is read
+/// during the call only.
 typedef struct unisono_call_t {
     /// sizeof(unisono_call_t), as UNISONO_CALL_INIT sets it.
     uint64_t size;
-    /// Operations with the same tag match each other in the order of the calls with that tag, and run beside those
-    /// with other tags. 0, the tag of calls without options, is a tag like any other: those run in the order of
-    /// the calls.
+    /// Operations with the same tag match each other in the order of the calls with that tag, and run beside
+    /// those with other tags. 0, the tag of calls without options, is a tag like any other: those run in the
+    /// order of the calls.
     uint64_t tag;
     /// Milliseconds until the operation fails with UNISONO_TIMEOUT; 0: the context's; UNISONO_FOREVER: never.
     uint64_t timeout_ms;
     /// An algorithm (enum unisono_algorithm_kind); 0: the library chooses. The same on every rank.
     int32_t algorithm;
-    /// The most thread blocks of a kernel by which GPUs exchange a collective, and so the most multiprocessors that it takes; 0:
-    /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's. Kernels that
-    /// carry by way of the host have it, too, but two at least, or three where they combine, and those that copy or combine by
-    /// themselves, as of several pointers of a process.
+    /// The most thread blocks of a kernel by which GPUs exchange a collective, and so the most
+    /// multiprocessors that it takes; 0: no more word on it than the context's options. The same on every
+    /// rank. Sends and receives go by the context's. Kernels that carry by way of the host have it, too, but
+    /// two at least, or three where they combine, and those that copy or combine by themselves, as of several
+    /// pointers of a process.
     uint32_t max_blocks;
-    /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
-    /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work`
-    /// returns then, at once between GPUs that exchange directly; what fails later, a message too, is told by unisono_context_error and by
-    /// every later call of the context. NULL: no stream. Without one, an operation on device memory comes after what the device's default stream was given before,
-    /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
+    /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts
+    /// when the stream comes to the call, and what the stream is given afterwards waits for it. A call
+    /// without a `work` returns then, at once between GPUs that exchange directly; what fails later, a
+    /// message too, is told by unisono_context_error and by every later call of the context. NULL: no stream.
+    /// Without one, an operation on device memory comes after what the device's default stream was given
+    /// before, and a call without a `work` returns when the result is there. The stream lives until the
+    /// operation is complete.
     ///
-    /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel that copies as the host
-    /// orders and ends with the call, or for a send when what is sent has been read. This has limits:
-    /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier ones: at first for 50 ms, since
-    ///   those may need what the thread does next, then each time until there are twice as many. At 64 it waits until one has
-    ///   ended, and fails with UNISONO_TIMEOUT when none has in its time. What you give the stream yourself is not counted; the
-    ///   driver has room for about 1000 launches and copies, and keeps a thread waiting that has no room.
-    /// - Streams. What a stream is given behind a call that waits may hold up others that share its queue on the device, of which a
-    ///   process has 8, or CUDA_DEVICE_MAX_CONNECTIONS. So calls on two streams come in one order on all ranks, as if the two were
-    ///   one, or you have no more streams than queues.
+    /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel
+    /// that copies as the host orders and ends with the call, or for a send when what is sent has been read.
+    /// This has limits:
+    /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier
+    ///   ones: at first for 50 ms, since those may need what the thread does next, then each time until there
+    ///   are twice as many. At 64 it waits until one has ended, and fails with UNISONO_TIMEOUT when none has
+    ///   in its time. What you give the stream yourself is not counted; the driver has room for about 1000
+    ///   launches and copies, and keeps a thread waiting that has no room.
+    /// - Streams. What a stream is given behind a call that waits may hold up others that share its queue on
+    ///   the device, of which a process has 8, or CUDA_DEVICE_MAX_CONNECTIONS. So calls on two streams come
+    ///   in one order on all ranks, as if the two were one, or you have no more streams than queues.
     /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
-    /// - The first long calls of a communicator take longer, until a thread has made the pinned memory that the others go through.
-    /// - Reductions. The kernel combines elements of up to 8 ranks at addresses that are multiples of their size, by one type and
-    ///   operator for all calls that were started together on a stream. All else is combined by the processors, which takes
-    ///   some five times as long.
+    /// - The first long calls of a communicator take longer, until a thread has made the pinned memory that
+    ///   the others go through.
+    /// - Reductions. The kernel combines elements of up to 8 ranks at addresses that are multiples of their
+    ///   size, by one type and operator for all calls that were started together on a stream. All else is
+    ///   combined by the processors, which takes some five times as long.
     struct CUstream_st *stream;
     /// This rank's factor for UNISONO_PREMULSUM; for integers a whole number that fits their type.
     double scale;
@@ -494,15 +514,15 @@ typedef struct unisono_call_t {
     unisono_reduce_function_t function;
     /// Handed to `function` on every call.
     void *user;
-    /// What the kernel of UNISONO_ALGORITHM_BROADCAST_ONE_STAGE, _TWO_STAGE and _STAGES overlaps with (enum unisono_pdl); other
-    /// algorithms do not look at it. Ranks may differ in it.
+    /// What the kernel of UNISONO_ALGORITHM_BROADCAST_ONE_STAGE, _TWO_STAGE and _STAGES overlaps with (enum
+    /// unisono_pdl); other algorithms do not look at it. Ranks may differ in it.
     int32_t pdl;
     /// 0.
     uint32_t reserved;
 } unisono_call_t;
 
-/// What an algorithm object is made from. Start from UNISONO_ALGORITHM_OPTIONS_INIT; what is zero or NULL is unset. The struct and
-/// its lists are read during the creation only; the buffers are in use by every run.
+/// What an algorithm object is made from. Start from UNISONO_ALGORITHM_OPTIONS_INIT; what is zero or NULL is
+/// unset. The struct and its lists are read during the creation only; the buffers are in use by every run.
 typedef struct unisono_algorithm_options_t {
     /// sizeof(unisono_algorithm_options_t), as UNISONO_ALGORITHM_OPTIONS_INIT sets it.
     uint64_t size;
@@ -510,20 +530,22 @@ typedef struct unisono_algorithm_options_t {
     int32_t collective;
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     int32_t algorithm;
-    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
-    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result. Any two are
-    /// apart or the same: others are UNISONO_INVALID_ARGUMENT.
-    /// Others: the first is sent and the second received, with the sizes of the function of that name; what that ignores may be NULL
-    /// here, too. Barrier: none.
+    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any
+    /// GPUs). Allreduce, reduce and broadcast: each of `count` elements; they are combined here first, and
+    /// each receives the result. Any two are apart or the same: others are UNISONO_INVALID_ARGUMENT. Others:
+    /// the first is sent and the second received, with the sizes of the function of that name; what that
+    /// ignores may be NULL here, too. Barrier: none.
     void *const *pointers;
-    /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks together, every rank
-    /// has the same number: others are UNISONO_MISMATCH. So are, where floats shorter than 4 bytes are combined, ranks with one
-    /// buffer beside ranks with several: every rank has one, or every rank has several, in whatever numbers; and so with
-    /// UNISONO_PREMULSUM in device memory, of any type.
+    /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks
+    /// together, every rank has the same number: others are UNISONO_MISMATCH. So are, where floats shorter
+    /// than 4 bytes are combined, ranks with one buffer beside ranks with several: every rank has one, or
+    /// every rank has several, in whatever numbers; and so with UNISONO_PREMULSUM in device memory, of any
+    /// type.
     uint64_t pointer_count;
-    /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run starts when they have
-    /// come to it, and what they are given afterwards finds the result; errors after that are the context's. Without, a
-    /// run comes after what the devices' default streams were given, and is complete on return.
+    /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run
+    /// starts when they have come to it, and what they are given afterwards finds the result; errors after
+    /// that are the context's. Without, a run comes after what the devices' default streams were given, and
+    /// is complete on return.
     struct CUstream_st *const *streams;
     /// Elements, as in the function of that name.
     uint64_t count;
@@ -537,8 +559,8 @@ typedef struct unisono_algorithm_options_t {
     uint32_t reserved;
     /// Which of the root's buffers a broadcast copies.
     uint64_t root_pointer;
-    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset, or that of the options: another
-    /// is UNISONO_INVALID_ARGUMENT.
+    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset, or that
+    /// of the options: another is UNISONO_INVALID_ARGUMENT.
     const struct unisono_call_t *call;
 } unisono_algorithm_options_t;
 
@@ -546,39 +568,41 @@ typedef struct unisono_algorithm_options_t {
 extern "C" {
 #endif // __cplusplus
 
-/// The version of the library as one number: major × 10000 + minor × 100 + patch. Compare it with UNISONO_VERSION, the
-/// version of the header.
+/// The version of the library as one number: major × 10000 + minor × 100 + patch. Compare it with
+/// UNISONO_VERSION, the version of the header.
 uint32_t unisono_version(void);
 
 /// The version of the library as a text, such as "0.1.0". The text is static.
 const char *unisono_version_string(void);
 
-/// Frees memory that a function of the library has handed out and documents as freed by unisono_free. NULL is fine.
+/// Frees memory that a function of the library has handed out and documents as freed by unisono_free. NULL is
+/// fine.
 void unisono_free(void *memory);
 
-/// The text of this thread's last failure: one line that says what happened, where, and what to do. Empty if nothing
-/// has failed. Never NULL.
+/// The text of this thread's last failure: one line that says what happened, where, and what to do. Empty if
+/// nothing has failed. Never NULL.
 ///
-/// The text belongs to the library and stays valid until the next call that fails on the same thread, or the end of
-/// the thread; calls that succeed leave it alone. For a failure that happened later, on another thread, see
-/// unisono_work_error and unisono_context_error.
+/// The text belongs to the library and stays valid until the next call that fails on the same thread, or the
+/// end of the thread; calls that succeed leave it alone. For a failure that happened later, on another
+/// thread, see unisono_work_error and unisono_context_error.
 const char *unisono_last_error(void);
 
-/// The name of a status as the header spells it, such as "UNISONO_TIMEOUT"; "unknown status" for any other number.
-/// The text is static.
+/// The name of a status as the header spells it, such as "UNISONO_TIMEOUT"; "unknown status" for any other
+/// number. The text is static.
 const char *unisono_status_name(unisono_status_t status);
 
 /// Bytes of one element of `dtype`; 0 for an unknown type, with the cause in unisono_last_error.
 uint64_t unisono_dtype_size(unisono_dtype_t dtype);
 
-/// Sets how much the library logs in this process, and where: to `function`, called with `user`, or to standard error for
-/// NULL. It replaces UNISONO_LOG of the environment (off, error, warn, info, debug, trace), which otherwise decides.
+/// Sets how much the library logs in this process, and where: to `function`, called with `user`, or to
+/// standard error for NULL. It replaces UNISONO_LOG of the environment (off, error, warn, info, debug,
+/// trace), which otherwise decides.
 unisono_status_t unisono_log_set(unisono_log_level_t level,
                                  unisono_log_function_t function,
                                  void *user);
 
-/// Creates a store in a directory that all ranks reach, of one host or of several through a network file system. The
-/// directory is made if it is missing, and is not removed: a new job needs a new one.
+/// Creates a store in a directory that all ranks reach, of one host or of several through a network file
+/// system. The directory is made if it is missing, and is not removed: a new job needs a new one.
 unisono_status_t unisono_store_create_file(const char *path,
                                            struct unisono_store_t **store);
 
@@ -590,44 +614,46 @@ unisono_status_t unisono_store_create_hash(struct unisono_store_t **store);
 unisono_status_t unisono_store_create_tcp(const struct unisono_tcp_store_options_t *options,
                                           struct unisono_store_t **store);
 
-/// Creates a part of another store: its keys are those of `parent` that begin with `prefix`, so that several groups use
-/// one store without meeting. `parent` may be destroyed before it.
+/// Creates a part of another store: its keys are those of `parent` that begin with `prefix`, so that several
+/// groups use one store without meeting. `parent` may be destroyed before it.
 unisono_status_t unisono_store_create_prefix(const struct unisono_store_t *parent,
                                              const char *prefix,
                                              struct unisono_store_t **store);
 
-/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it. Waits for the store's answer, for
-/// UNISONO_DEFAULT_TIMEOUT_MS at most; functions of the caller's own have no limit.
+/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it. Waits for the store's answer,
+/// for UNISONO_DEFAULT_TIMEOUT_MS at most; functions of the caller's own have no limit.
 unisono_status_t unisono_store_set(const struct unisono_store_t *store,
                                    const char *key,
                                    const void *value,
                                    uint64_t bytes);
 
-/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever; a server
-/// that does not answer is given half a second more), and gives a copy of its value: `*value` is freed by unisono_free and is never
-/// NULL, `*bytes` is its length. Neither `value` nor `bytes` may be NULL.
+/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options;
+/// UNISONO_FOREVER: for ever; a server that does not answer is given half a second more), and gives a copy of
+/// its value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length. Neither `value`
+/// nor `bytes` may be NULL.
 unisono_status_t unisono_store_get(const struct unisono_store_t *store,
                                    const char *key,
                                    uint64_t timeout_ms,
                                    void **value,
                                    uint64_t *bytes);
 
-/// The file that a store of unisono_store_create_file, or a part of one, keeps `key` in, whether it is there or not: `*path`, absolute, is freed by
-/// unisono_free. Programs remove the files of what they have set once nobody looks for it any more, so that the keys serve again; which
-/// is nothing for keys that are added to. Other stores: UNISONO_UNSUPPORTED.
+/// The file that a store of unisono_store_create_file, or a part of one, keeps `key` in, whether it is there
+/// or not: `*path`, absolute, is freed by unisono_free. Programs remove the files of what they have set once
+/// nobody looks for it any more, so that the keys serve again; which is nothing for keys that are added to.
+/// Other stores: UNISONO_UNSUPPORTED.
 unisono_status_t unisono_store_key_file(const struct unisono_store_t *store,
                                         const char *key,
                                         char **path);
 
-/// As unisono_store_get, without waiting for the key: if it does not exist, the status is UNISONO_OK, `*value` NULL and
-/// `*bytes` 0. Waits for the store's answer as unisono_store_set.
+/// As unisono_store_get, without waiting for the key: if it does not exist, the status is UNISONO_OK,
+/// `*value` NULL and `*bytes` 0. Waits for the store's answer as unisono_store_set.
 unisono_status_t unisono_store_try_get(const struct unisono_store_t *store,
                                        const char *key,
                                        void **value,
                                        uint64_t *bytes);
 
-/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be NULL. Waits for the
-/// store's answer as unisono_store_set.
+/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be
+/// NULL. Waits for the store's answer as unisono_store_set.
 unisono_status_t unisono_store_add(const struct unisono_store_t *store,
                                    const char *key,
                                    int64_t amount,
@@ -639,8 +665,8 @@ uint32_t unisono_store_port(const struct unisono_store_t *store);
 /// Ends the handle. Contexts and prefix stores made from it keep what they need. NULL is fine.
 void unisono_store_destroy(struct unisono_store_t *store);
 
-/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has. If it
-/// fails, `release` is not called.
+/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program
+/// already has. If it fails, `release` is not called.
 unisono_status_t unisono_store_create_callback(const struct unisono_store_callbacks_t *callbacks,
                                                struct unisono_store_t **store);
 
@@ -652,41 +678,49 @@ unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
 /// Gives the cause of a callback's failure, in one line. The text is copied.
 unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
 
-/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the process ends; if it
-/// is no rank of it, until it makes an id a minute or more after the last rank has gone from there. Meetings that have failed are served for a minute or more, so that ranks that come late are told why, but no more than the last eight.
-/// The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is
+/// destroyed, or the process ends; if it is no rank of it, until it makes an id a minute or more after the
+/// last rank has gone from there. Meetings that have failed are served for a minute or more, so that ranks
+/// that come late are told why, but no more than the last eight. The id has the addresses of the interface of
+/// UNISONO_INTERFACE, or of one that the library chooses.
 unisono_status_t unisono_unique_id_create(struct unisono_unique_id_t *id);
 
-/// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context. NULL: as there.
+/// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context.
+/// NULL: as there.
 unisono_status_t unisono_unique_id_create_on(const char *interface,
                                              struct unisono_unique_id_t *id);
 
-/// Ends the serving of an id that this process has made and that nobody will meet by, since the program could not pass it on. A context
-/// that is being made from it, or has been, keeps it served. For an id of another process there is nothing to do.
+/// Ends the serving of an id that this process has made and that nobody will meet by, since the program could
+/// not pass it on. A context that is being made from it, or has been, keeps it served. For an id of another
+/// process there is nothing to do.
 unisono_status_t unisono_unique_id_release(const struct unisono_unique_id_t *id);
 
-/// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
+/// Creates a context: meets the other ranks through a store or a unique id, and returns when all have
+/// arrived.
 ///
-/// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is UNISONO_TIMEOUT, and the
-/// text names it. A meeting that has failed is not repeated under its name in its store, where the ranks that came are counted:
-/// try again with another name, or in a store of unisono_store_create_prefix, or with a new id, alike on all ranks.
+/// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is
+/// UNISONO_TIMEOUT, and the text names it. A meeting that has failed is not repeated under its name in its
+/// store, where the ranks that came are counted: try again with another name, or in a store of
+/// unisono_store_create_prefix, or with a new id, alike on all ranks.
 unisono_status_t unisono_context_create(const struct unisono_context_options_t *options,
                                         struct unisono_context_t **ctx);
 
-/// Creates a context from the environment of the launcher: unisono-run, torchrun, mpirun (Open MPI, MPICH), srun.
+/// Creates a context from the environment of the launcher: unisono-run, torchrun, mpirun (Open MPI, MPICH),
+/// srun.
 ///
-/// Collective over the whole job: every rank calls it equally often and, in each process, one call after the other; the
-/// n-th calls of all ranks meet. For more contexts duplicate or split the first. `options` may be NULL; its rank, rank_count,
-/// store and id are unset. A process that no launcher started is UNISONO_INVALID_USAGE, and the text says which variables were
-/// looked for.
+/// Collective over the whole job: every rank calls it equally often and, in each process, one call after the
+/// other; the n-th calls of all ranks meet. For more contexts duplicate or split the first. `options` may be
+/// NULL; its rank, rank_count, store and id are unset. A process that no launcher started is
+/// UNISONO_INVALID_USAGE, and the text says which variables were looked for.
 unisono_status_t unisono_context_create_from_env(const struct unisono_context_options_t *options,
                                                  struct unisono_context_t **ctx);
 
-/// Splits the group: the ranks that give the same `color` form a child, ordered by `key`, then by their rank here.
+/// Splits the group: the ranks that give the same `color` form a child, ordered by `key`, then by their rank
+/// here.
 ///
-/// Every rank of the group calls it, and several splits of one group in the same order, so not from two threads at once. With
-/// UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL. The deadline is the group's timeout, which the child has, too,
-/// as it has `max_blocks`. It is called NAME/COLOR.
+/// Every rank of the group calls it, and several splits of one group in the same order, so not from two
+/// threads at once. With UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL. The deadline
+/// is the group's timeout, which the child has, too, as it has `max_blocks`. It is called NAME/COLOR.
 unisono_status_t unisono_context_split(const struct unisono_context_t *ctx,
                                        uint32_t color,
                                        int64_t key,
@@ -694,18 +728,19 @@ unisono_status_t unisono_context_split(const struct unisono_context_t *ctx,
 
 /// Forms a named child of the `rank_count` listed ranks of this group, in that order.
 ///
-/// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and names the rank
-/// and the group. Children of the same name and list come in the same order on all of them. Deadline, timeout and `max_blocks`
-/// as in unisono_context_split. A group that has failed forms none: its failure is returned. One that fails meanwhile fails the child.
+/// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and
+/// names the rank and the group. Children of the same name and list come in the same order on all of them.
+/// Deadline, timeout and `max_blocks` as in unisono_context_split. A group that has failed forms none: its
+/// failure is returned. One that fails meanwhile fails the child.
 unisono_status_t unisono_context_group(const struct unisono_context_t *ctx,
                                        const char *name,
                                        const uint32_t *ranks,
                                        uint32_t rank_count,
                                        struct unisono_context_t **child);
 
-/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the group calls it, several
-/// times in the same order, so not from two threads at once. It is called NAME+; deadline, timeout, `max_blocks` and a group that has
-/// failed as in unisono_context_group.
+/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the
+/// group calls it, several times in the same order, so not from two threads at once. It is called NAME+;
+/// deadline, timeout, `max_blocks` and a group that has failed as in unisono_context_group.
 unisono_status_t unisono_context_duplicate(const struct unisono_context_t *ctx,
                                            struct unisono_context_t **child);
 
@@ -718,51 +753,55 @@ uint32_t unisono_context_size(const struct unisono_context_t *ctx);
 /// The group's name; empty for NULL. Valid until unisono_context_destroy.
 const char *unisono_context_name(const struct unisono_context_t *ctx);
 
-/// Sets the group's timeout on this rank, `timeout_ms` as in the options that a context is created from: what is called from now on has it,
-/// and so have the children that are made from now on, and their making. What runs, and children that are there, keep theirs.
+/// Sets the group's timeout on this rank, `timeout_ms` as in the options that a context is created from: what
+/// is called from now on has it, and so have the children that are made from now on, and their making. What
+/// runs, and children that are there, keep theirs.
 unisono_status_t unisono_context_set_timeout(const struct unisono_context_t *ctx,
                                              uint64_t timeout_ms);
 
-/// Fails everything that runs or is called on this context, here at once and on the other ranks within a second. Returns
-/// at once; from any thread, also while others wait. The context can only be destroyed afterwards.
+/// Fails everything that runs or is called on this context, here at once and on the other ranks within a
+/// second. Returns at once; from any thread, also while others wait. The context can only be destroyed
+/// afterwards.
 unisono_status_t unisono_context_abort(const struct unisono_context_t *ctx);
 
-/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none. What is not UTF-8 in it is replaced.
+/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none.
+/// What is not UTF-8 in it is replaced.
 unisono_status_t unisono_context_abort_because(const struct unisono_context_t *ctx,
                                                const char *cause);
 
-/// The status of the first failure that ended this context, on whichever rank; UNISONO_OK if none did. Never blocks.
-/// UNISONO_INVALID_ARGUMENT for NULL.
+/// The status of the first failure that ended this context, on whichever rank; UNISONO_OK if none did. Never
+/// blocks. UNISONO_INVALID_ARGUMENT for NULL.
 unisono_status_t unisono_context_status(const struct unisono_context_t *ctx);
 
-/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy. For NULL, or what is no
-/// context, it is that of unisono_last_error, which says so.
+/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy. For
+/// NULL, or what is no context, it is that of unisono_last_error, which says so.
 const char *unisono_context_error(const struct unisono_context_t *ctx);
 
 /// Ends this rank's membership. NULL is fine.
 ///
-/// Not collective, and waits for no other rank. Operations that still run, run on, to their deadlines at the latest; until then the
-/// library keeps what they need, links and threads included, and their buffers stay in use. unisono_context_abort before
-/// this ends them at once. Works, children and buffers made from the context stay valid. No function may be using the
-/// handle.
+/// Not collective, and waits for no other rank. Operations that still run, run on, to their deadlines at the
+/// latest; until then the library keeps what they need, links and threads included, and their buffers stay in
+/// use. unisono_context_abort before this ends them at once. Works, children and buffers made from the
+/// context stay valid. No function may be using the handle.
 void unisono_context_destroy(struct unisono_context_t *ctx);
 
-/// Waits until the operation is complete, moving it in this thread, and returns its outcome. It ends at the operation's
-/// own deadline at the latest. May be called again, and gives the same outcome.
+/// Waits until the operation is complete, moving it in this thread, and returns its outcome. It ends at the
+/// operation's own deadline at the latest. May be called again, and gives the same outcome.
 unisono_status_t unisono_work_wait(const struct unisono_work_t *work);
 
-/// As unisono_work_wait, for at most `timeout_ms` milliseconds: UNISONO_TIMEOUT then, and the operation runs on (so
-/// does a failure with UNISONO_TIMEOUT of its own deadline read: unisono_work_status tells the two apart). 0 only
-/// looks; UNISONO_FOREVER is unisono_work_wait.
+/// As unisono_work_wait, for at most `timeout_ms` milliseconds: UNISONO_TIMEOUT then, and the operation runs
+/// on (so does a failure with UNISONO_TIMEOUT of its own deadline read: unisono_work_status tells the two
+/// apart). 0 only looks; UNISONO_FOREVER is unisono_work_wait.
 unisono_status_t unisono_work_wait_for(const struct unisono_work_t *work,
                                        uint64_t timeout_ms);
 
-/// Sets `*done` to 1 if the operation is complete, successfully or not, else to 0. Never blocks. Returns UNISONO_OK in
-/// both cases; unisono_work_status has the outcome.
+/// Sets `*done` to 1 if the operation is complete, successfully or not, else to 0. Never blocks. Returns
+/// UNISONO_OK in both cases; unisono_work_status has the outcome.
 unisono_status_t unisono_work_test(const struct unisono_work_t *work,
                                    int32_t *done);
 
-/// The outcome of the operation, UNISONO_IN_PROGRESS while it runs. Never blocks. UNISONO_INVALID_ARGUMENT for NULL.
+/// The outcome of the operation, UNISONO_IN_PROGRESS while it runs. Never blocks. UNISONO_INVALID_ARGUMENT
+/// for NULL.
 unisono_status_t unisono_work_status(const struct unisono_work_t *work);
 
 /// The text of the operation's failure; empty while it runs and after success. Never NULL. Valid until
@@ -774,36 +813,40 @@ const char *unisono_work_error(const struct unisono_work_t *work);
 unisono_status_t unisono_work_source(const struct unisono_work_t *work,
                                      uint32_t *source);
 
-/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already is and
-/// this is no callback, else from the thread that completes it or one of the library's. The callback does not block; it may start
-/// operations (with a `work`) and destroy works, this one included. May be called several times for several callbacks.
+/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already
+/// is and this is no callback, else from the thread that completes it or one of the library's. The callback
+/// does not block; it may start operations (with a `work`) and destroy works, this one included. May be
+/// called several times for several callbacks.
 unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
                                           unisono_work_callback_t callback,
                                           void *user);
 
-/// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that has begun to move is
-/// lost: what came of a receive means nothing, and the other side of it fails with UNISONO_PEER_FAILED, if it has not ended; one that
-/// has not is for the next receive, or was never sent. A send that goes whole all the same, the rest of it from a copy, ends as
-/// complete. UNISONO_INVALID_USAGE for other operations, and for those that GPUs exchange:
-/// they end by themselves, by their deadline, or by unisono_context_abort. Of one that goes by way of the host on a stream the buffer is free in
-/// the order of that stream. A completed operation stays as it is.
+/// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that
+/// has begun to move is lost: what came of a receive means nothing, and the other side of it fails with
+/// UNISONO_PEER_FAILED, if it has not ended; one that has not is for the next receive, or was never sent. A
+/// send that goes whole all the same, the rest of it from a copy, ends as complete. UNISONO_INVALID_USAGE for
+/// other operations, and for those that GPUs exchange: they end by themselves, by their deadline, or by
+/// unisono_context_abort. Of one that goes by way of the host on a stream the buffer is free in the order of
+/// that stream. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
-/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless
-/// the stream waits for many operations already: see the `stream` of a call. For an operation on device memory that goes through the
-/// host and was given no stream, it returns when that is complete, unless CUDA_DEVICE_MAX_CONNECTIONS is 32.
-/// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
-/// captured. NULL is the default stream of the thread's current device.
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host.
+/// Returns at once, unless the stream waits for many operations already: see the `stream` of a call. For an
+/// operation on device memory that goes through the host and was given no stream, it returns when that is
+/// complete, unless CUDA_DEVICE_MAX_CONNECTIONS is 32. A failed operation lets the stream go on;
+/// unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being captured. NULL is the default
+/// stream of the thread's current device.
 unisono_status_t unisono_work_block_stream(const struct unisono_work_t *work,
                                            struct CUstream_st *stream);
 
-/// Ends the handle, not the operation: one that still runs, runs on, and its buffers stay in use. NULL is fine.
+/// Ends the handle, not the operation: one that still runs, runs on, and its buffers stay in use. NULL is
+/// fine.
 void unisono_work_destroy(struct unisono_work_t *work);
 
 /// Combines `count` elements of every rank and gives the result to every rank.
 ///
-/// `sendbuf` and `recvbuf` hold `count` elements each. In place: sendbuf == recvbuf. `count`, `dtype` and `op` are the same on every
-/// rank.
+/// `sendbuf` and `recvbuf` hold `count` elements each. In place: sendbuf == recvbuf. `count`, `dtype` and
+/// `op` are the same on every rank.
 unisono_status_t unisono_allreduce(const struct unisono_context_t *ctx,
                                    const void *sendbuf,
                                    void *recvbuf,
@@ -815,8 +858,8 @@ unisono_status_t unisono_allreduce(const struct unisono_context_t *ctx,
 
 /// Combines `count` elements of every rank and gives the result to `root`.
 ///
-/// `sendbuf` holds `count` elements. `recvbuf` holds as many on the root and is ignored elsewhere. In place: sendbuf == recvbuf on the
-/// root. `count`, `dtype`, `op` and `root` are the same on every rank.
+/// `sendbuf` holds `count` elements. `recvbuf` holds as many on the root and is ignored elsewhere. In place:
+/// sendbuf == recvbuf on the root. `count`, `dtype`, `op` and `root` are the same on every rank.
 unisono_status_t unisono_reduce(const struct unisono_context_t *ctx,
                                 const void *sendbuf,
                                 void *recvbuf,
@@ -840,8 +883,8 @@ unisono_status_t unisono_broadcast(const struct unisono_context_t *ctx,
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to every rank.
 ///
-/// `sendbuf` holds `count` elements, `recvbuf` `count` × size. In place: sendbuf == recvbuf + rank × `count` elements. `count` and
-/// `dtype` are the same on every rank.
+/// `sendbuf` holds `count` elements, `recvbuf` `count` × size. In place: sendbuf == recvbuf + rank × `count`
+/// elements. `count` and `dtype` are the same on every rank.
 unisono_status_t unisono_allgather(const struct unisono_context_t *ctx,
                                    const void *sendbuf,
                                    void *recvbuf,
@@ -852,8 +895,9 @@ unisono_status_t unisono_allgather(const struct unisono_context_t *ctx,
 
 /// As unisono_allgather, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds
-/// `counts[rank]` elements, `recvbuf` their sum. In place: sendbuf == recvbuf + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf`
+/// holds `counts[rank]` elements, `recvbuf` their sum. In place: sendbuf == recvbuf + the sum of the counts
+/// of lower ranks.
 unisono_status_t unisono_allgatherv(const struct unisono_context_t *ctx,
                                     const void *sendbuf,
                                     void *recvbuf,
@@ -864,8 +908,9 @@ unisono_status_t unisono_allgatherv(const struct unisono_context_t *ctx,
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to `root`.
 ///
-/// `sendbuf` holds `count` elements. `recvbuf` holds `count` × size on the root and is ignored elsewhere. In place: sendbuf ==
-/// recvbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` elements. `recvbuf` holds `count` × size on the root and is ignored elsewhere. In
+/// place: sendbuf == recvbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same
+/// on every rank.
 unisono_status_t unisono_gather(const struct unisono_context_t *ctx,
                                 const void *sendbuf,
                                 void *recvbuf,
@@ -877,10 +922,10 @@ unisono_status_t unisono_gather(const struct unisono_context_t *ctx,
 
 /// As unisono_gather, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true, unless the call
-/// names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
-/// `counts[rank]` elements, `recvbuf` their sum, on the root. In place: sendbuf == recvbuf + the sum of the counts of lower
-/// ranks, on the root.
+/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true,
+/// unless the call names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read
+/// during the call only. `sendbuf` holds `counts[rank]` elements, `recvbuf` their sum, on the root. In place:
+/// sendbuf == recvbuf + the sum of the counts of lower ranks, on the root.
 unisono_status_t unisono_gatherv(const struct unisono_context_t *ctx,
                                  const void *sendbuf,
                                  void *recvbuf,
@@ -892,8 +937,9 @@ unisono_status_t unisono_gatherv(const struct unisono_context_t *ctx,
 
 /// Gives each rank its block, `count` elements, of `root`'s buffer.
 ///
-/// `sendbuf` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recvbuf` holds `count`. In
-/// place: recvbuf == sendbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recvbuf`
+/// holds `count`. In place: recvbuf == sendbuf + root × `count` elements on the root. `count`, `dtype` and
+/// `root` are the same on every rank.
 unisono_status_t unisono_scatter(const struct unisono_context_t *ctx,
                                  const void *sendbuf,
                                  void *recvbuf,
@@ -905,10 +951,10 @@ unisono_status_t unisono_scatter(const struct unisono_context_t *ctx,
 
 /// As unisono_scatter, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true, unless the call
-/// names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
-/// their sum, on the root; `recvbuf` holds `counts[rank]` elements. In place: recvbuf == sendbuf + the sum of the counts of
-/// lower ranks, on the root.
+/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true,
+/// unless the call names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read
+/// during the call only. `sendbuf` holds their sum, on the root; `recvbuf` holds `counts[rank]` elements. In
+/// place: recvbuf == sendbuf + the sum of the counts of lower ranks, on the root.
 unisono_status_t unisono_scatterv(const struct unisono_context_t *ctx,
                                   const void *sendbuf,
                                   void *recvbuf,
@@ -920,8 +966,9 @@ unisono_status_t unisono_scatterv(const struct unisono_context_t *ctx,
 
 /// Combines size blocks of `count` elements of every rank and gives each rank the block of its number.
 ///
-/// `sendbuf` holds `count` × size elements, `recvbuf` `count`. In place: recvbuf == sendbuf + rank × `count` elements; the other
-/// blocks of `sendbuf` keep their values. `count`, `dtype` and `op` are the same on every rank.
+/// `sendbuf` holds `count` × size elements, `recvbuf` `count`. In place: recvbuf == sendbuf + rank × `count`
+/// elements; the other blocks of `sendbuf` keep their values. `count`, `dtype` and `op` are the same on every
+/// rank.
 unisono_status_t unisono_reduce_scatter(const struct unisono_context_t *ctx,
                                         const void *sendbuf,
                                         void *recvbuf,
@@ -933,8 +980,9 @@ unisono_status_t unisono_reduce_scatter(const struct unisono_context_t *ctx,
 
 /// As unisono_reduce_scatter, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds their sum,
-/// `recvbuf` `counts[rank]`. In place: recvbuf == sendbuf + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf`
+/// holds their sum, `recvbuf` `counts[rank]`. In place: recvbuf == sendbuf + the sum of the counts of lower
+/// ranks.
 unisono_status_t unisono_reduce_scatterv(const struct unisono_context_t *ctx,
                                          const void *sendbuf,
                                          void *recvbuf,
@@ -946,8 +994,8 @@ unisono_status_t unisono_reduce_scatterv(const struct unisono_context_t *ctx,
 
 /// Sends block r of `sendbuf` to rank r, and receives rank r's block for this rank as block r of `recvbuf`.
 ///
-/// `sendbuf` and `recvbuf` hold `count` × size elements each. In place: sendbuf == recvbuf. `count` and `dtype` are the same on every
-/// rank.
+/// `sendbuf` and `recvbuf` hold `count` × size elements each. In place: sendbuf == recvbuf. `count` and
+/// `dtype` are the same on every rank.
 unisono_status_t unisono_alltoall(const struct unisono_context_t *ctx,
                                   const void *sendbuf,
                                   void *recvbuf,
@@ -977,9 +1025,9 @@ unisono_status_t unisono_barrier(const struct unisono_context_t *ctx,
 
 /// Sends `count` elements to rank `to`.
 ///
-/// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with the same
-/// tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be before the message
-/// was received.
+/// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with
+/// the same tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be
+/// before the message was received.
 unisono_status_t unisono_send(const struct unisono_context_t *ctx,
                               const void *sendbuf,
                               uint64_t count,
@@ -999,8 +1047,8 @@ unisono_status_t unisono_receive(const struct unisono_context_t *ctx,
 
 /// Receives `count` elements from whichever rank sends first with this tag.
 ///
-/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them, `source` is NULL and
-/// unisono_work_source tells the rank once the work is complete.
+/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them,
+/// `source` is NULL and unisono_work_source tells the rank once the work is complete.
 unisono_status_t unisono_receive_any(const struct unisono_context_t *ctx,
                                      void *recvbuf,
                                      uint64_t count,
@@ -1009,9 +1057,9 @@ unisono_status_t unisono_receive_any(const struct unisono_context_t *ctx,
                                      const struct unisono_call_t *call,
                                      struct unisono_work_t **work);
 
-/// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and leaves those
-/// of the others. A rank that leaves is no failure while another of the list may send. A `from_count` of 0 is
-/// UNISONO_INVALID_ARGUMENT, where unisono_buffer_receive takes it for any rank.
+/// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and
+/// leaves those of the others. A rank that leaves is no failure while another of the list may send. A
+/// `from_count` of 0 is UNISONO_INVALID_ARGUMENT, where unisono_buffer_receive takes it for any rank.
 unisono_status_t unisono_receive_any_of(const struct unisono_context_t *ctx,
                                         void *recvbuf,
                                         uint64_t count,
@@ -1022,16 +1070,18 @@ unisono_status_t unisono_receive_any_of(const struct unisono_context_t *ctx,
                                         const struct unisono_call_t *call,
                                         struct unisono_work_t **work);
 
-/// Makes a buffer of `bytes` bytes at `pointer`, which stays the caller's and valid until unisono_buffer_destroy.
+/// Makes a buffer of `bytes` bytes at `pointer`, which stays the caller's and valid until
+/// unisono_buffer_destroy.
 unisono_status_t unisono_buffer_create(const struct unisono_context_t *ctx,
                                        void *pointer,
                                        uint64_t bytes,
                                        struct unisono_buffer_t **buffer);
 
-/// Starts to send `count` elements, from `offset` bytes into the buffer on, to rank `to`; unisono_buffer_wait_send waits.
+/// Starts to send `count` elements, from `offset` bytes into the buffer on, to rank `to`;
+/// unisono_buffer_wait_send waits.
 ///
-/// It meets a unisono_buffer_receive or unisono_receive there with the same tag, count and type. `call` may set tag and
-/// deadline; NULL: the defaults.
+/// It meets a unisono_buffer_receive or unisono_receive there with the same tag, count and type. `call` may
+/// set tag and deadline; NULL: the defaults.
 unisono_status_t unisono_buffer_send(const struct unisono_buffer_t *buffer,
                                      uint64_t offset,
                                      uint64_t count,
@@ -1039,8 +1089,8 @@ unisono_status_t unisono_buffer_send(const struct unisono_buffer_t *buffer,
                                      uint32_t to,
                                      const struct unisono_call_t *call);
 
-/// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count` ranks in
-/// `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
+/// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count`
+/// ranks in `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
 unisono_status_t unisono_buffer_receive(const struct unisono_buffer_t *buffer,
                                         uint64_t offset,
                                         uint64_t count,
@@ -1049,12 +1099,13 @@ unisono_status_t unisono_buffer_receive(const struct unisono_buffer_t *buffer,
                                         uint32_t from_count,
                                         const struct unisono_call_t *call);
 
-/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (0 only looks, unlike in
-/// options; UNISONO_FOREVER: no limit but theirs), and sets `*rank` to the rank it went to; `rank` may be NULL. Each send is reported
-/// once.
+/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (0 only
+/// looks, unlike in options; UNISONO_FOREVER: no limit but theirs), and sets `*rank` to the rank it went to;
+/// `rank` may be NULL. Each send is reported once.
 ///
-/// UNISONO_TIMEOUT after that time: the sends go on and can be waited for again. A send's own failure is returned as it is, that of its
-/// own deadline with the same status and another text, and has been reported then. UNISONO_INVALID_USAGE if no send was started that has not been reported.
+/// UNISONO_TIMEOUT after that time: the sends go on and can be waited for again. A send's own failure is
+/// returned as it is, that of its own deadline with the same status and another text, and has been reported
+/// then. UNISONO_INVALID_USAGE if no send was started that has not been reported.
 unisono_status_t unisono_buffer_wait_send(const struct unisono_buffer_t *buffer,
                                           uint64_t timeout_ms,
                                           uint32_t *rank);
@@ -1064,36 +1115,36 @@ unisono_status_t unisono_buffer_wait_receive(const struct unisono_buffer_t *buff
                                              uint64_t timeout_ms,
                                              uint32_t *rank);
 
-/// Ends the waits for this buffer that are under way in other threads with UNISONO_ABORTED. The messages go on and can be
-/// waited for again.
+/// Ends the waits for this buffer that are under way in other threads with UNISONO_ABORTED. The messages go
+/// on and can be waited for again.
 unisono_status_t unisono_buffer_abort_wait(const struct unisono_buffer_t *buffer);
 
-/// Ends the buffer. Messages that are under way are cancelled, as unisono_work_cancel does; what a stream has been given is waited
-/// for, until its deadline at the latest. The memory is free then. NULL is fine.
+/// Ends the buffer. Messages that are under way are cancelled, as unisono_work_cancel does; what a stream has
+/// been given is waited for, until its deadline at the latest. The memory is free then. NULL is fine.
 void unisono_buffer_destroy(struct unisono_buffer_t *buffer);
 
-/// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would; where one has
-/// it, it stays. Every rank gets the same result.
+/// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would;
+/// where one has it, it stays. Every rank gets the same result.
 ///
-/// A tensor has `nnz` elements, each at an index of `dims` coordinates: `indices` holds `dims` × `nnz` numbers, first
-/// the first coordinate of every element, then the second, and so on. Each element is a block of `block` values of `dtype`:
-/// `values` holds `nnz` × `block`, in the same order. `nnz` may differ from rank to rank and be 0; an index that
-/// occurs several times on a rank is summed there first (combined, for the other operators). `dims`, `block`, `dtype` and
-/// `op` are the same on every rank.
+/// A tensor has `nnz` elements, each at an index of `dims` coordinates: `indices` holds `dims` × `nnz`
+/// numbers, first the first coordinate of every element, then the second, and so on. Each element is a block
+/// of `block` values of `dtype`: `values` holds `nnz` × `block`, in the same order. `nnz` may differ from
+/// rank to rank and be 0; an index that occurs several times on a rank is summed there first (combined, for
+/// the other operators). `dims`, `block`, `dtype` and `op` are the same on every rank.
 ///
-/// Operators: sum, product, max, min and average (the combination over the ranks that have the element, divided by the
-/// size of the group). `call` may set tag and deadline; NULL: the defaults.
+/// Operators: sum, product, max, min and average (the combination over the ranks that have the element,
+/// divided by the size of the group). `call` may set tag and deadline; NULL: the defaults.
 ///
-/// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at once and sets
-/// both. `*result` is empty (`nnz` 0) until the work is complete, and stays so if it fails; in every case the caller ends
-/// it, before or after the work. Nothing is set when the call itself fails.
+/// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at
+/// once and sets both. `*result` is empty (`nnz` 0) until the work is complete, and stays so if it fails; in
+/// every case the caller ends it, before or after the work. Nothing is set when the call itself fails.
 ///
-/// `indices` and `values` are both in host memory, or both in memory of one device; ranks may differ in that. Host memory
-/// has been read when the call returns. Device memory is read when the stream of `call` comes to the call, and what the
-/// stream is given next waits until it has been read; without a stream, after what the device's default stream was given
-/// before, and it stays as it is until the operation is complete. The result is in host memory, and
-/// unisono_sparse_copy brings it to a device: how much room it needs there is known when it is complete. So a call without
-/// `work` waits for the result with a stream, too.
+/// `indices` and `values` are both in host memory, or both in memory of one device; ranks may differ in that.
+/// Host memory has been read when the call returns. Device memory is read when the stream of `call` comes to
+/// the call, and what the stream is given next waits until it has been read; without a stream, after what the
+/// device's default stream was given before, and it stays as it is until the operation is complete. The
+/// result is in host memory, and unisono_sparse_copy brings it to a device: how much room it needs there is
+/// known when it is complete. So a call without `work` waits for the result with a stream, too.
 unisono_status_t unisono_sparse_allreduce(const struct unisono_context_t *ctx,
                                           const int64_t *indices,
                                           const void *values,
@@ -1112,20 +1163,21 @@ uint32_t unisono_sparse_dims(const struct unisono_sparse_t *sparse);
 /// How many elements there are; 0 for NULL, and before the work that makes the result is complete.
 uint64_t unisono_sparse_nnz(const struct unisono_sparse_t *sparse);
 
-/// The indices in host memory, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and not to be read where there are
-/// no elements. Valid until unisono_sparse_destroy.
+/// The indices in host memory, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and
+/// not to be read where there are no elements. Valid until unisono_sparse_destroy.
 const int64_t *unisono_sparse_indices(const struct unisono_sparse_t *sparse);
 
-/// The values in host memory, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read where there are no elements. Valid
-/// until unisono_sparse_destroy.
+/// The values in host memory, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read
+/// where there are no elements. Valid until unisono_sparse_destroy.
 const void *unisono_sparse_values(const struct unisono_sparse_t *sparse);
 
-/// Copies the result to `indices` (dims × nnz numbers) and `values` (nnz × block values), both in host memory or both in
-/// memory of one device; NULL for what is not wanted. The result may be ended as soon as this returns.
+/// Copies the result to `indices` (dims × nnz numbers) and `values` (nnz × block values), both in host memory
+/// or both in memory of one device; NULL for what is not wanted. The result may be ended as soon as this
+/// returns.
 ///
-/// To a device the copies are in the order of `stream`, and this returns at once. With NULL they come after what the device's
-/// default stream was given before, and are there on return. For host memory `stream` is NULL. UNISONO_INVALID_USAGE while
-/// the result is not there.
+/// To a device the copies are in the order of `stream`, and this returns at once. With NULL they come after
+/// what the device's default stream was given before, and are there on return. For host memory `stream` is
+/// NULL. UNISONO_INVALID_USAGE while the result is not there.
 unisono_status_t unisono_sparse_copy(const struct unisono_sparse_t *sparse,
                                      int64_t *indices,
                                      void *values,
@@ -1134,41 +1186,47 @@ unisono_status_t unisono_sparse_copy(const struct unisono_sparse_t *sparse,
 /// Ends the result, also before its work is complete. NULL is fine.
 void unisono_sparse_destroy(struct unisono_sparse_t *sparse);
 
-/// Checks and prepares a collective over fixed buffers. Every rank makes the same one. Nothing is communicated.
+/// Checks and prepares a collective over fixed buffers. Every rank makes the same one. Nothing is
+/// communicated.
 unisono_status_t unisono_algorithm_create(const struct unisono_context_t *ctx,
                                           const struct unisono_algorithm_options_t *options,
                                           struct unisono_algorithm_t **algorithm);
 
-/// Runs the algorithm once, on every rank, and returns when it is complete here; with streams, when it has been given to them.
-/// One run at a time.
+/// Runs the algorithm once, on every rank, and returns when it is complete here; with streams, when it has
+/// been given to them. One run at a time.
 ///
-/// In a group of one, a run on device memory with streams may be captured into a CUDA graph: let every stream wait for an event
-/// of the capturing one first, and the capturing one for an event of each afterwards. The object outlives the graph.
+/// In a group of one, a run on device memory with streams may be captured into a CUDA graph: let every stream
+/// wait for an event of the capturing one first, and the capturing one for an event of each afterwards. The
+/// object outlives the graph.
 unisono_status_t unisono_algorithm_run(const struct unisono_algorithm_t *algorithm);
 
-/// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is complete.
-/// In a capture, as unisono_algorithm_run; the work is complete then, whatever the graph does.
+/// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is
+/// complete. In a capture, as unisono_algorithm_run; the work is complete then, whatever the graph does.
 unisono_status_t unisono_algorithm_start(const struct unisono_algorithm_t *algorithm,
                                          struct unisono_work_t **work);
 
-/// The name of the algorithm, also of one that the library chose, such as "two-shot"; empty for NULL. Valid until
-/// unisono_algorithm_destroy.
+/// The name of the algorithm, also of one that the library chose, such as "two-shot"; empty for NULL. Valid
+/// until unisono_algorithm_destroy.
 const char *unisono_algorithm_name(const struct unisono_algorithm_t *algorithm);
 
-/// Ends the object. A run that has been started goes on: the memory is in use until its work is complete. NULL is fine.
+/// Ends the object. A run that has been started goes on: the memory is in use until its work is complete.
+/// NULL is fine.
 void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
 
-/// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with memory of its own.
+/// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with
+/// memory of its own.
 ///
-/// Long calls share memory where windows hold it, and stage nothing: the receive buffers of allgather, alltoall and broadcast, the send
-/// buffers of reduce_scatter, both of allreduce. Where GPUs do not reach each other, or the memory is not from cudaMalloc, cuMemAlloc or
-/// ncclMemAlloc, a window changes nothing. Where GPUs exchange and a rank gives what is no memory of its GPU, all get
-/// UNISONO_INVALID_ARGUMENT, with a text that names it.
+/// Long calls share memory where windows hold it, and stage nothing: the receive buffers of allgather,
+/// alltoall and broadcast, the send buffers of reduce_scatter, both of allreduce. Where GPUs do not reach
+/// each other, or the memory is not from cudaMalloc, cuMemAlloc or ncclMemAlloc, a window changes nothing.
+/// Where GPUs exchange and a rank gives what is no memory of its GPU, all get UNISONO_INVALID_ARGUMENT, with
+/// a text that names it.
 ///
-/// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an alltoall is in place on all of
-/// them, or on none; windows are created and destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH, but for
-/// captured ones: those are not compared, and what they do is undefined.
-/// The memory stays allocated until the window is destroyed and everything that used it is done, graphs too.
+/// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an
+/// alltoall is in place on all of them, or on none; windows are created and destroyed on all between the same
+/// two calls. Otherwise calls fail with UNISONO_MISMATCH, but for captured ones: those are not compared, and
+/// what they do is undefined. The memory stays allocated until the window is destroyed and everything that
+/// used it is done, graphs too.
 unisono_status_t unisono_window_create(const struct unisono_context_t *ctx,
                                        void *pointer,
                                        uint64_t bytes,

@@ -1,17 +1,17 @@
 // The courier: a kernel on a caller's stream that does as the host orders, until the host dismisses it.
 //
-// The host reaches device memory by it without asking the driver for anything: between the courier's start, before which the
-// stream has done what it was given, and its end, for which the stream waits, there are only words of pinned memory. It
-// serves up to three desks at a time, so that bytes go both ways over the bus while others are combined.
+// The host reaches device memory by it without asking the driver for anything: between the courier's start, before
+// which the stream has done what it was given, and its end, for which the stream waits, there are only words of pinned
+// memory. It serves up to three desks at a time, so that bytes go both ways over the bus while others are combined.
 //
-// A desk has slips, used in turn. The host numbers what it writes on them: each word of a slip bears the order's number, so an
-// order is taken when all of its words are there. What an order needs besides stands on the back of its slip, numbered likewise. The
-// blocks of a desk carry out every order together, each its share, and each reports how far it has come. Numbers go on from courier
-// to courier.
+// A desk has slips, used in turn. The host numbers what it writes on them: each word of a slip bears the order's
+// number, so an order is taken when all of its words are there. What an order needs besides stands on the back of its
+// slip, numbered likewise. The blocks of a desk carry out every order together, each its share, and each reports how
+// far it has come. Numbers go on from courier to courier.
 //
-// Asking the host's memory for orders is slow where many blocks do. Of a desk that has more than a few only the first does. It writes
-// them on slips of the same shape in the device's memory, where the others look now and then. Of those there are few; couriers
-// beyond do without.
+// Asking the host's memory for orders is slow where many blocks do. Of a desk that has more than a few only the first
+// does. It writes them on slips of the same shape in the device's memory, where the others look now and then. Of those
+// there are few; couriers beyond do without.
 #pragma once
 
 #include "exchange_memory.cuh"
@@ -43,7 +43,8 @@ enum Action : u32 {
     PLACE,
     // Writes to TO words of four bytes from FROM and the number: who sees a word knows that it is this order's.
     TELL,
-    // Combines BYTES elements at FROM with those at the address that the back begins with; behind it stands what an average divides by.
+    // Combines BYTES elements at FROM with those at the address that the back begins with; behind it stands what an
+    // average divides by.
     PAIR
 };
 
@@ -59,8 +60,8 @@ struct Desk {
     u32 here, apart[15];
 };
 
-// What a courier finds in pinned memory; `Room` of src/cuda/courier/desk.rs. Slips of the first desk, which takes bytes to the host, have
-// nothing on their backs.
+// What a courier finds in pinned memory; `Room` of src/cuda/courier/desk.rs. Slips of the first desk, which takes bytes
+// to the host, have nothing on their backs.
 struct Stand {
     Desk desk[DESKS];
     u64 back[DESKS - 1][SLIPS][BACK_WORDS];
@@ -108,8 +109,9 @@ DEVICE void carry(u8 *to, const u8 *from, u64 units, u32 first, u32 step) {
 
 // One block at its desk. All threads of the block make all calls.
 //
-// Each look at the host's memory takes a microsecond, so a warp looks at as many slips at a time as it has words for, and what it
-// loads is seen together with what the host wrote before it. It looks at the back of the first of them at the same time.
+// Each look at the host's memory takes a microsecond, so a warp looks at as many slips at a time as it has words for,
+// and what it loads is seen together with what the host wrote before it. It looks at the back of the first of them at
+// the same time.
 struct Clerk {
     // How many slips a warp sees.
     static constexpr u32 VIEW = 32 / FIELDS;
@@ -117,8 +119,8 @@ struct Clerk {
     Desk *far, *near;
     const u64 (*backs)[BACK_WORDS];
     u32 block, blocks, number;
-    // Of the first warp: this thread's word of the slips that it has seen, and of the back of the first, how many of those bear orders,
-    // and how many of these have been taken.
+    // Of the first warp: this thread's word of the slips that it has seen, and of the back of the first, how many of
+    // those bear orders, and how many of these have been taken.
     u64 seen = 0, seen_behind = 0;
     u32 found = 0, taken = 0;
 
@@ -228,8 +230,8 @@ private:
         } while (!see());
     }
 
-    // Whether the next slip bears its order. Sees those behind it that do, too. The first block of many passes on what it has
-    // seen: a slip that the host has written again has been taken by all.
+    // Whether the next slip bears its order. Sees those behind it that do, too. The first block of many passes on what
+    // it has seen: a slip that the host has written again has been taken by all.
     DEVICE bool see() {
         // Not behind the other load, which nothing passes: both are under way together.
         if (backs != nullptr && asks_host()) seen_behind = load_relaxed(&backs[number % SLIPS][threadIdx.x]);

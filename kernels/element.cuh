@@ -1,9 +1,10 @@
 // Elements, accumulators and operators: the rules of src/reduce, bit for bit, for the device and for the host.
 //
-// An element is what a buffer holds. A value is what is computed with: an accumulator, or a 32-bit integer for the 8-bit
-// types. This header includes nothing, since the device compiler runs without headers, and compiles as plain C++17 too:
-// so the rules are tested against src/reduce without a GPU (tests/kernels.rs). What a GPU does with instructions of its
-// own stands behind HARDWARE; scripts/gpu/kernels_check.py compares that with the portable code over every input.
+// An element is what a buffer holds. A value is what is computed with: an accumulator, or a 32-bit integer for the
+// 8-bit types. This header includes nothing, since the device compiler runs without headers, and compiles as plain
+// C++17 too: so the rules are tested against src/reduce without a GPU (tests/kernels.rs). What a GPU does with
+// instructions of its own stands behind HARDWARE; scripts/gpu/kernels_check.py compares that with the portable code
+// over every input.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -48,7 +49,8 @@ struct Choice<false, A, B> {
     using Type = B;
 };
 
-// A float format of at most 16 bits: a sign, EXPONENT bits with the usual bias, MANTISSA bits. See src/reduce/convert.rs.
+// A float format of at most 16 bits: a sign, EXPONENT bits with the usual bias, MANTISSA bits. See
+// src/reduce/convert.rs.
 template <u32 EXPONENT, u32 MANTISSA, bool INFINITE>
 struct Format {
     static constexpr u32 SIGN = 1u << (EXPONENT + MANTISSA);
@@ -61,8 +63,8 @@ struct Format {
     static constexpr u32 NOT_A_NUMBER = INFINITE ? TOP | 1u << (MANTISSA - 1) : SIGN - 1;
     // The magnitude above which there are NaNs only.
     static constexpr u32 LAST = INFINITE ? TOP : SIGN - 2;
-    // The bits of the float 2^(1 - bias - mantissa), the lowest mantissa bit of a subnormal number; and of 2^23 of them:
-    // adding that to a smaller number rounds it to a multiple of the step.
+    // The bits of the float 2^(1 - bias - mantissa), the lowest mantissa bit of a subnormal number; and of 2^23 of
+    // them: adding that to a smaller number rounds it to a multiple of the step.
     static constexpr u32 STEP = (127 + 1 - BIAS - MANTISSA) << 23;
     static constexpr u32 MAGIC = STEP + (23u << 23);
 
@@ -334,7 +336,8 @@ struct F8E4M3 : Single {
             : "=f"(values[0]), "=f"(values[1])
             : "h"(elements));
     }
-    // The instruction saturates. Above 464, the middle between the last number and the one that would follow, comes NaN.
+    // The instruction saturates. Above 464, the middle between the last number and the one that would follow, comes
+    // NaN.
     BOTH static u16 store_pair(float low, float high) {
         constexpr float MIDDLE = 464.0f;
         const float nan = bit_cast<float>(0x7fc00000u);
@@ -388,9 +391,9 @@ struct F8E5M2 : Single {
 #undef ONE_BY_ONE
 #undef PAIRED
 
-// Operators. SCALES: elements may have to be multiplied by their operand's scalar when they are loaded. DIVIDES: the final
-// step may have to divide by the number of ranks; a sum of floats does both, so that pre-multiplied sums and averages need
-// no kernels of their own. BITWISE: what an element is makes no difference.
+// Operators. SCALES: elements may have to be multiplied by their operand's scalar when they are loaded. DIVIDES: the
+// final step may have to divide by the number of ranks; a sum of floats does both, so that pre-multiplied sums and
+// averages need no kernels of their own. BITWISE: what an element is makes no difference.
 struct Plain {
     static constexpr bool SCALES = false;
     static constexpr bool DIVIDES = false;

@@ -1,11 +1,12 @@
-// The kernels of the exchange between GPUs: unisono_lines_<operator>_<type>, unisono_tiles_<operator>_<type> and unisono_dealt_<type>,
-// with one parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and unisono_move_many, with one parameter, `Move`.
-// What groups of calls are made of has kernels for several calls: unisono_several_lines_<operator>_<type>,
-// unisono_several_tiles_<operator>_<type> and unisono_several_swap.
+// The kernels of the exchange between GPUs: unisono_lines_<operator>_<type>, unisono_tiles_<operator>_<type> and
+// unisono_dealt_<type>, with one parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and
+// unisono_move_many, with one parameter, `Move`. What groups of calls are made of has kernels for several calls:
+// unisono_several_lines_<operator>_<type>, unisono_several_tiles_<operator>_<type> and unisono_several_swap.
 // src/cuda/exchange/plan.rs says which grid suits a call.
 //
-// Every rank of a group launches the same kernel with the same grid, but for what moves, where each has the blocks that it needs;
-// all blocks of all of them run at the same time. The kernels wait for nothing but each other and the host's abort word.
+// Every rank of a group launches the same kernel with the same grid, but for what moves, where each has the blocks that
+// it needs; all blocks of all of them run at the same time. The kernels wait for nothing but each other and the host's
+// abort word.
 
 #include "exchange_dealt.cuh"
 #include "exchange_move.cuh"
@@ -32,7 +33,8 @@ DEVICE void combine_lines(const Combine &call) {
     CombineLines<T, Op>(call, ports, combiner_of<T, Op>(call, ports)).run(agent);
 }
 
-// Which thread is the first behind each team. A team that has nothing to do on this rank leaves its threads to the others.
+// Which thread is the first behind each team. A team that has nothing to do on this rank leaves its threads to the
+// others.
 struct Ends {
     u32 of[3];
 };

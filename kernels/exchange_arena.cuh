@@ -1,12 +1,11 @@
 // The arena of a rank, and what two blocks tell each other through it.
 //
-// Block b of a kernel talks to block b of its peers' kernels, and to nobody else. From each rank to each other rank, and
-// for each block, there is a queue in each of four areas of the receiver's arena: lines, tiles of inputs, tiles of
-// results, and tiles that are moved from rank to rank as they are. A queue has a few slots. The sender counts what it has sent, the
-// receiver what it has taken and reads no more;
-// both counts live in device memory and go on from kernel to kernel, so launches and replays of graphs mix freely. They
-// have 64 bits and never wrap. The sender waits until the receiver has told it that the slot is free: so no operation
-// needs a barrier, in whichever direction data goes.
+// Block b of a kernel talks to block b of its peers' kernels, and to nobody else. From each rank to each other rank,
+// and for each block, there is a queue in each of four areas of the receiver's arena: lines, tiles of inputs, tiles of
+// results, and tiles that are moved from rank to rank as they are. A queue has a few slots. The sender counts what it
+// has sent, the receiver what it has taken and reads no more; both counts live in device memory and go on from kernel
+// to kernel, so launches and replays of graphs mix freely. They have 64 bits and never wrap. The sender waits until the
+// receiver has told it that the slot is free: so no operation needs a barrier, in whichever direction data goes.
 #pragma once
 
 #include "exchange_memory.cuh"
@@ -14,16 +13,16 @@
 namespace unisono {
 
 constexpr u32 MAX_RANKS = 8;
-// A slot for lines has a place for wide ones, then one of so many bytes for narrow ones. Each kind has its own, since data
-// of the one could look like a number of the other.
+// A slot for lines has a place for wide ones, then one of so many bytes for narrow ones. Each kind has its own, since
+// data of the one could look like a number of the other.
 constexpr u32 NARROW_BYTES = 4096;
 constexpr u32 LINE_DEPTH = 2;
 // Bytes in which a block lays what its rank has at addresses that packets do not suit.
 constexpr u32 SCRATCH = 16384;
 
 enum Area : u32 { LINES, INPUTS, RESULTS, MOVES, AREAS };
-// Tiles of inputs and tiles that are moved are counted as one queue: no call has both, and ranks agree on the order of their calls. So
-// the two areas may be the same memory, where they are cut alike.
+// Tiles of inputs and tiles that are moved are counted as one queue: no call has both, and ranks agree on the order of
+// their calls. So the two areas may be the same memory, where they are cut alike.
 constexpr u32 COUNTS = 3;
 DEVICE constexpr u32 count_of(Area area) { return area == MOVES ? INPUTS : area; }
 
@@ -35,7 +34,8 @@ struct alignas(2048) Control {
     // How many lines the peers must have taken, by what they have sent since.
     u64 implied[MAX_RANKS];
     u64 apart[8];
-    // Written by the peers: how many items of ours they have taken, how many of theirs are there. Lines need no `ready`.
+    // Written by the peers: how many items of ours they have taken, how many of theirs are there. Lines need no
+    // `ready`.
     u64 acked[COUNTS][MAX_RANKS];
     u64 ready[COUNTS][MAX_RANKS];
 };
@@ -47,8 +47,8 @@ struct Group {
     // Where the areas begin; that of moves may be that of inputs.
     u64 area[AREAS];
     u32 rank, size;
-    // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines. Bytes of
-    // a slot for tiles that are moved.
+    // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines.
+    // Bytes of a slot for tiles that are moved.
     u32 slot, depth, wide, move_slot;
     // Where each block that combines by tiles has SCRATCH bytes of its own.
     u64 scratch;

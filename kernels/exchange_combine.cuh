@@ -78,8 +78,9 @@ struct Combine : Combination {
     // Whether this rank, the source of a broadcast, has another place to put what it sends.
     DEVICE bool copies() const { return output != nullptr && output != input; }
 
-    // Whether every rank sends each other rank one item of lines and hears from it. Then whoever hears from a peer knows
-    // that the peer has taken all items but this call's: nobody need say so, and no store is on its way at the end.
+    // Whether every rank sends each other rank one item of lines and hears from it. Then whoever hears from a peer
+    // knows that the peer has taken all items but this call's: nobody need say so, and no store is on its way at the
+    // end.
     DEVICE bool is_mutual() const { return (whole || packed) && takers == 0 && sources == owners && !scaled; }
 
     DEVICE u64 piece(u32 owner) const { return whole ? 0 : __popc(owners & ((1u << owner) - 1)) * stride; }
@@ -126,8 +127,9 @@ struct LineAgent {
         }
     }
 
-    // Makes room for an item to each peer of `to`, and announces one from each of `from`; false if the kernel is to leave. For all
-    // threads of the block, which know of it behind the barrier that follows. `place` is that of the kind of lines in a slot.
+    // Makes room for an item to each peer of `to`, and announces one from each of `from`; false if the kernel is to
+    // leave. For all threads of the block, which know of it behind the barrier that follows. `place` is that of the
+    // kind of lines in a slot.
     DEVICE bool open(LinePorts::Step &step, u32 place, u32 to, u32 from) {
         expect(step, place, from);
         return latch == 0 && reserve(step, place, to);

@@ -1,13 +1,15 @@
-// Sums by wide lines in two steps, between few ranks: inputs to the owners of their pieces, results to who takes them. The pieces
-// are dealt out to the blocks: each has parts of one owner's piece, and does one thing on each rank. On the owner it combines;
-// elsewhere it pushes its rank's input, takes the results, or half of its threads do the one and half the other. So results travel
-// while inputs still do, and nobody waits for stores to arrive: the data has its number with it.
+// Sums by wide lines in two steps, between few ranks: inputs to the owners of their pieces, results to who takes them.
+// The pieces are dealt out to the blocks: each has parts of one owner's piece, and does one thing on each rank. On the
+// owner it combines; elsewhere it pushes its rank's input, takes the results, or half of its threads do the one and
+// half the other. So results travel while inputs still do, and nobody waits for stores to arrive: the data has its
+// number with it.
 //
-// What counts is how little is under way and how short the code is that a warp runs through: a thread has one packet of each peer
-// at a time. More of them, or more blocks, take longer.
+// What counts is how little is under way and how short the code is that a warp runs through: a thread has one packet of
+// each peer at a time. More of them, or more blocks, take longer.
 //
-// A block talks to the same block of its peers, through queues that it has to itself. There are as many numbers of queues as blocks
-// for one piece; block b of n owners has those of number b / n. Where owners take results, too, those go through queues of their own.
+// A block talks to the same block of its peers, through queues that it has to itself. There are as many numbers of
+// queues as blocks for one piece; block b of n owners has those of number b / n. Where owners take results, too, those
+// go through queues of their own.
 #pragma once
 
 #include "exchange_mutual.cuh"
@@ -25,7 +27,8 @@ __device__ __noinline__ void store_end(u8 *base, u32 bytes, u32 packet, Lines::D
     Lines{true}.store(base, bytes, packet, data);
 }
 
-// What the agents of a block's queues tell its other threads: where the slots are, and how many items went before. By peer.
+// What the agents of a block's queues tell its other threads: where the slots are, and how many items went before. By
+// peer.
 struct DealtPorts {
     struct Queue {
         u8 *slots;
@@ -108,7 +111,8 @@ struct DealtLines {
         begin_together();
         store_packet(slot, Packet{data.word[0], numbered ? number : data.word[1]});
     }
-    // Asks the host whether to go on waiting for a packet; for whole warps, of which some threads have what they wait for.
+    // Asks the host whether to go on waiting for a packet; for whole warps, of which some threads have what they wait
+    // for.
     DEVICE bool is_aborted(u32 missing, u64 number) const {
         return !all_together(!call.group.waiter().aborted(LINES_COME, missing, number));
     }

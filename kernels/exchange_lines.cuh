@@ -1,8 +1,8 @@
 // Combining by lines: each line carries the number of its item, so that whoever sees the number has the data too. No
 // barrier, no counter, one way across the links for each step.
 //
-// A narrow line has 16 bytes: 8 of data and 8 of number, by one thread. A wide one has 128: 120 of data, by 8 threads of
-// a warp, whose one store of all arrives as one over NVLink and in a device's own memory.
+// A narrow line has 16 bytes: 8 of data and 8 of number, by one thread. A wide one has 128: 120 of data, by 8 threads
+// of a warp, whose one store of all arrives as one over NVLink and in a device's own memory.
 #pragma once
 
 #include "exchange_combine.cuh"
@@ -177,8 +177,8 @@ struct CombineLines {
         }
     }
 
-    // Calls `handle(peer, packet, bytes)` for the packets of the parts of all peers of a mask, dealt out over the threads.
-    // Each rank begins with the next one.
+    // Calls `handle(peer, packet, bytes)` for the packets of the parts of all peers of a mask, dealt out over the
+    // threads. Each rank begins with the next one.
     template <class Handle>
     DEVICE bool for_each_packet(u32 mask, Handle handle) {
         const u32 each = (lines.packets(static_cast<u32>(call.share)) + 31) / 32 * 32, all = each * (call.group.size - 1);

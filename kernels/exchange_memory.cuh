@@ -12,7 +12,8 @@ DEVICE bool suits(const u8 *address, u32 at, u32 bytes, u32 size) {
     return at + size <= bytes && (reinterpret_cast<u64>(address) & (size - 1)) == 0;
 }
 
-// Elements of a type from an address on, one after the other, of `left` bytes that are there: all loads are under way at once.
+// Elements of a type from an address on, one after the other, of `left` bytes that are there: all loads are under way
+// at once.
 template <class T>
 DEVICE Packet load_pieces(const u8 *from, u32 left) {
     u64 word[2]{};
@@ -30,7 +31,8 @@ DEVICE void store_pieces(u8 *to, u32 left, const Packet &packet) {
     }
 }
 
-// 16 bytes that are not whole, or where a packet does not suit. What is not there is 0; nothing beyond `bytes` is touched.
+// 16 bytes that are not whole, or where a packet does not suit. What is not there is 0; nothing beyond `bytes` is
+// touched.
 __device__ __noinline__ Packet load_packet_slowly(const u8 *base, u32 at, u32 bytes) {
     const u8 *from = base + at;
     const u32 left = at < bytes ? bytes - at : 0, by = static_cast<u32>(reinterpret_cast<u64>(from)) % 8, bits = 8 * by;
@@ -104,8 +106,9 @@ DEVICE Packet shifted(Packet first, Packet second, u32 by) {
     return all;
 }
 
-// Copies `bytes` between addresses that whole packets do not suit, by some threads: in packets that suit where they go, each made
-// of the two that it lies across. Nothing beyond the bytes is touched. What a peer has written is read with an order, so all is.
+// Copies `bytes` between addresses that whole packets do not suit, by some threads: in packets that suit where they go,
+// each made of the two that it lies across. Nothing beyond the bytes is touched. What a peer has written is read with
+// an order, so all is.
 __device__ __noinline__ void copy_apart(const u8 *from, u8 *to, u32 bytes, u32 thread, u32 threads) {
     constexpr u32 LOADS = 8;
     // Packet k goes to `goal + 16 k`, and lies in those at `base + 16 k` and behind it, from the `by`-th byte on.
@@ -162,9 +165,9 @@ constexpr u64 ASK_AGAIN = 50000;
 // The peer of a thread that waits only because others do.
 constexpr u32 NOBODY = ~0u;
 
-// Whether the host has aborted. One of all who wait for a peer asks for it, now and then, and tells the others by the latch: its page
-// answers one read after the other, and a thousand warps would hear nothing else for half a millisecond. The first thread that finds
-// so and waits for a peer leaves the record.
+// Whether the host has aborted. One of all who wait for a peer asks for it, now and then, and tells the others by the
+// latch: its page answers one read after the other, and a thousand warps would hear nothing else for half a
+// millisecond. The first thread that finds so and waits for a peer leaves the record.
 __device__ __noinline__ bool is_aborted(Page *page, Latch *latch, Phase phase, u32 peer, u64 sequence) {
     if (load_relaxed(&latch->set) == 0) {
         if (peer == NOBODY) return false;

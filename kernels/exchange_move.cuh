@@ -1,10 +1,10 @@
-// Moving bytes between pairs of ranks: sends, receives, and what is made of them (allgather, all-to-all, gather, scatter,
-// long broadcasts between two ranks).
+// Moving bytes between pairs of ranks: sends, receives, and what is made of them (allgather, all-to-all, gather,
+// scatter, long broadcasts between two ranks).
 //
-// Each peer has blocks of its own, so that a pair that is slow holds up no other; block j of those talks to block j of the
-// peer's. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to where
-// what is sent lies, as in an all-to-all in place, a receive waits for the send of the same bytes: that is this block's, too.
-// Where the caller allows fewer blocks than there are ranks, a block goes from peer to peer.
+// Each peer has blocks of its own, so that a pair that is slow holds up no other; block j of those talks to block j of
+// the peer's. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to
+// where what is sent lies, as in an all-to-all in place, a receive waits for the send of the same bytes: that is this
+// block's, too. Where the caller allows fewer blocks than there are ranks, a block goes from peer to peer.
 #pragma once
 
 #include "exchange_lines.cuh"
@@ -12,7 +12,8 @@
 namespace unisono {
 
 constexpr u32 MOVE_THREADS = 256;
-// Warps of a block that send; as many receive. For tiles each has queues of its own, to and from the same warp of the peer's block.
+// Warps of a block that send; as many receive. For tiles each has queues of its own, to and from the same warp of the
+// peer's block.
 constexpr u32 MOVE_WARPS = MOVE_THREADS / 64;
 // How many packets a thread begins to load before it uses the first.
 constexpr u32 MOVE_LOADS = 16;
@@ -103,8 +104,8 @@ DEVICE void copy_tile(u32 lane, const u8 *from, u8 *to, u32 bytes) {
     }
 }
 
-// What a team's agent, its first thread, tells the others of the next item of lines; and the ends of its queues of lines, which it
-// has alone.
+// What a team's agent, its first thread, tells the others of the next item of lines; and the ends of its queues of
+// lines, which it has alone.
 struct LineTable {
     u8 *slot;
     u64 number;

@@ -1,7 +1,7 @@
 // An item of lines from everybody to everybody: a sum in one step, of the whole (allreduce) or of each rank's piece
-// (reduce_scatter), as short as can be. What counts is the number of instructions that a warp runs through: so sizes of groups
-// and kinds of lines have code of their own, and each thread looks up itself which slots and numbers are next; nothing waits
-// for a barrier before the result is there.
+// (reduce_scatter), as short as can be. What counts is the number of instructions that a warp runs through: so sizes of
+// groups and kinds of lines have code of their own, and each thread looks up itself which slots and numbers are next;
+// nothing waits for a barrier before the result is there.
 //
 // Whoever hears from a peer knows that the peer has taken all items but this call's: nobody says so, and at the end no
 // store is on its way to a peer.

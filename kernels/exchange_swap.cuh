@@ -1,9 +1,9 @@
 // A part from everybody to everybody else, by lines: short allgathers and all-to-alls. What counts is the number of
-// instructions that a warp runs through: so each warp serves one peer, and looks up itself which slots and numbers are next;
-// nothing waits for a barrier before everything is there.
+// instructions that a warp runs through: so each warp serves one peer, and looks up itself which slots and numbers are
+// next; nothing waits for a barrier before everything is there.
 //
-// As in sums of this shape (exchange_mutual.cuh), whoever hears from a peer knows that the peer has taken all items but this
-// call's: nobody says so, and at the end no store is on its way to a peer.
+// As in sums of this shape (exchange_mutual.cuh), whoever hears from a peer knows that the peer has taken all items but
+// this call's: nobody says so, and at the end no store is on its way to a peer.
 #pragma once
 
 #include "exchange_lines.cuh"
@@ -36,9 +36,9 @@ struct Swap : Swapping {
     Swap() = default;
 };
 
-// A warp's part of the work: every `step`-th packet from `first` on, of what goes to a peer and of what comes from there.
-// A thread begins BATCH loads before it uses the first. What comes may go to where what is sent lies: both are this
-// thread's, and it sends all of its packets first.
+// A warp's part of the work: every `step`-th packet from `first` on, of what goes to a peer and of what comes from
+// there. A thread begins BATCH loads before it uses the first. What comes may go to where what is sent lies: both are
+// this thread's, and it sends all of its packets first.
 template <bool WIDE_LINES, u32 BATCH>
 struct Swapper {
     using Data = Lines::Data;

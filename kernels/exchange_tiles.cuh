@@ -1,7 +1,7 @@
 // Combining by tiles: three teams of each block, each with a loop of its own. The first pushes pieces of the input to
 // their owners, the second combines what has come and pushes the results, the third takes results. Counters join them
-// across ranks; inside a block they share next to nothing, and hide each other's waits. Where a rank has nothing to do for
-// a team, the others have its threads.
+// across ranks; inside a block they share next to nothing, and hide each other's waits. Where a rank has nothing to do
+// for a team, the others have its threads.
 #pragma once
 
 #include "exchange_combine.cuh"
@@ -206,8 +206,8 @@ struct CombineTiles {
         }
     }
 
-    // `packets` whole ones, BATCH loads of a thread at a time. PLAIN: nothing depends on the call, and what is done with
-    // them is laid out one after the other; else the same code does it one word after the other.
+    // `packets` whole ones, BATCH loads of a thread at a time. PLAIN: nothing depends on the call, and what is done
+    // with them is laid out one after the other; else the same code does it one word after the other.
     template <u32 LOG, bool PLAIN, u32 OPERANDS>
     DEVICE void fold_whole(const u8 *const (&from)[OPERANDS], u8 *output, u32 begin, u32 packets) {
         constexpr u32 WORDS = 2 * (BATCH >> LOG);

@@ -2,13 +2,13 @@
 //
 // - elements: vectors of elements, at addresses that 16-byte loads allow;
 // - mixed: the same for short floats among which there are accumulators, four positions at a time;
-// - positions: one at a time, in any representation: what lies before and behind the vectors, and addresses that differ in
-//   their alignment;
+// - positions: one at a time, in any representation: what lies before and behind the vectors, and addresses that differ
+//   in their alignment;
 // - step by step: any address at all, for what is rare.
 //
-// All but the last hold eight loads before they combine any: of eight operands one, of four two, of two four; more operands
-// take turns. So the memory sees the same load however many operands there are. All combine in the canonical order of
-// src/reduce: equal inputs give equal bits.
+// All but the last hold eight loads before they combine any: of eight operands one, of four two, of two four; more
+// operands take turns. So the memory sees the same load however many operands there are. All combine in the canonical
+// order of src/reduce: equal inputs give equal bits.
 #pragma once
 
 #include "element.cuh"
@@ -43,8 +43,8 @@ struct Arguments {
     u32 ranks;
     // Bit i: operand i is multiplied by its scalar.
     u32 scaled;
-    // Bit i: nothing stands in the place of operand i, since an operand before it is the sum of a whole subtree, this place
-    // included. It has that operand's address and width.
+    // Bit i: nothing stands in the place of operand i, since an operand before it is the sum of a whole subtree, this
+    // place included. It has that operand's address and width.
     u32 absent;
     const u8 *operand[MAX_OPERANDS];
     // The scalars of a pre-multiplied sum: accumulators in the low bytes.
@@ -61,8 +61,8 @@ struct alignas(4 * WORDS) Vector {
     u32 word[WORDS];
 };
 
-// Combines operands of T by Op. THIN is for who waits for the bus anyway, and knows that there are elements alone, each at a
-// multiple of its size: less code.
+// Combines operands of T by Op. THIN is for who waits for the bus anyway, and knows that there are elements alone, each
+// at a multiple of its size: less code.
 template <class T, class Op, bool THIN = false>
 struct Fold {
     using Memory = typename T::Memory;
@@ -123,8 +123,8 @@ struct Fold {
 
     // Elements of SIZE positions.
     struct Elements {
-        // Longer vectors of 8-bit floats would double the code and gain nothing; of bytes that are scaled they would not fit
-        // the registers.
+        // Longer vectors of 8-bit floats would double the code and gain nothing; of bytes that are scaled they would
+        // not fit the registers.
         static constexpr u32 WIDE = sizeof(Memory) == 1 && (T::FLOAT || Op::SCALES) ? 8 : 16;
         static constexpr u32 WORD = sizeof(Memory) > 4 ? sizeof(Memory) : 4;
         static constexpr u32 BYTES = THIN ? WORD : WIDE;
@@ -289,7 +289,8 @@ struct Fold {
     // Folds `groups` groups; `position` says where each begins.
     template <class Group, class Where>
     BOTH void fold_groups(u64 groups, Where position, const Divider &divider) const {
-        // Slot s is for operand s % 2^log of the turn and the group that lies s / 2^log * threads after the thread's first.
+        // Slot s is for operand s % 2^log of the turn and the group that lies s / 2^log * threads after the thread's
+        // first.
         u32 log = call.operands <= 2 ? 1 : call.operands <= 4 ? 2 : 3;
         u32 mask = (1u << log) - 1;
         u64 batch = static_cast<u64>(worker.threads) << (3 - log);
@@ -449,8 +450,8 @@ struct Fold {
     // Whether the short floats of a call are not all elements.
     BOTH bool is_mixed() const { return MIXES && (call.wide != 0 || call.out_wide != 0); }
 
-    // The groups that the addresses allow, `inside` being a multiple of their size: every address is a multiple of its own
-    // position's size, and all lie as far into a group.
+    // The groups that the addresses allow, `inside` being a multiple of their size: every address is a multiple of its
+    // own position's size, and all lie as far into a group.
     template <class Group>
     BOTH Outside groups() const {
         auto positions = [](const u8 *address, bool wide) {
@@ -507,8 +508,8 @@ struct Fold {
 
 }  // namespace unisono
 
-// Every kernel: operator, type. Where the sign makes no difference, both types of a size share one; where nothing but the
-// bits does, all types share the bytes'.
+// Every kernel: operator, type. Where the sign makes no difference, both types of a size share one; where nothing but
+// the bits does, all types share the bytes'.
 #define FOR_EACH_FLOAT(K, op) K(op, F16) K(op, F32) K(op, F64) K(op, Bf16) K(op, F8E4M3) K(op, F8E5M2)
 #define FOR_EACH_INTEGER(K, op) K(op, I8) K(op, U8) K(op, I32) K(op, U32) K(op, I64) K(op, U64)
 #define FOR_EACH_UNSIGNED(K, op) K(op, U8) K(op, U32) K(op, U64)

@@ -1,9 +1,10 @@
-// What a GPU does that the language does not say: accesses with an order, barriers, the edges of a kernel. Everything else
-// under kernels/ is plain C++; compiled for a processor, it runs on threads that kernels/double plays, in adversarial orders.
+// What a GPU does that the language does not say: accesses with an order, barriers, the edges of a kernel. Everything
+// else under kernels/ is plain C++; compiled for a processor, it runs on threads that kernels/double plays, in
+// adversarial orders.
 //
-// What a peer writes while a kernel runs is read with relaxed accesses at system scope, which pass the first-level cache.
-// Whoever waits for a counter spins relaxed and then loads it once more with acquire order; the barrier that follows passes
-// that on to the other threads.
+// What a peer writes while a kernel runs is read with relaxed accesses at system scope, which pass the first-level
+// cache. Whoever waits for a counter spins relaxed and then loads it once more with acquire order; the barrier that
+// follows passes that on to the other threads.
 #pragma once
 
 #include "element.cuh"
@@ -86,7 +87,8 @@ DEVICE void store_plain(void *to, T value) {
     *static_cast<T *>(to) = value;
 }
 
-// The threads of a warp make their next accesses to packets by one instruction each: those of a line of 128 bytes are one.
+// The threads of a warp make their next accesses to packets by one instruction each: those of a line of 128 bytes are
+// one.
 DEVICE void begin_together() { __syncwarp(); }
 // Whether all threads of a warp say so.
 DEVICE bool all_together(bool mine) { return __all_sync(~0u, mine); }

@@ -1,10 +1,12 @@
 // One-sided operations: how a rank hears that another one has written into its window.
 //
-// A rank counts in its arena how many signals each rank has sent it; nobody but kernels of that rank writes there. Those may run beside
-// each other where graphs send: each takes its numbers, and writes when those before have been written.
-// Kernels that wait beside each other take different signals: each adds to what this rank has taken, and waits for that many.
+// A rank counts in its arena how many signals each rank has sent it; nobody but kernels of that rank writes there.
+// Those may run beside each other where graphs send: each takes its numbers, and writes when those before have been
+// written. Kernels that wait beside each other take different signals: each adds to what this rank has taken, and waits
+// for that many.
 //
-// unisono_signal and unisono_await_signals have one parameter, `Signals`, and one block. src/cuda/exchange/signals.rs launches them.
+// unisono_signal and unisono_await_signals have one parameter, `Signals`, and one block. src/cuda/exchange/signals.rs
+// launches them.
 #pragma once
 
 #include "exchange_arena.cuh"
@@ -18,7 +20,8 @@ static_assert(SIGNAL_THREADS >= MAX_RANKS, "a thread for each rank");
 struct Tally {
     // Written by the peers: how many they have sent.
     u64 come[MAX_RANKS];
-    // How many this rank sends to each, how many of them it has told that rank of, and how many it has waited for of each.
+    // How many this rank sends to each, how many of them it has told that rank of, and how many it has waited for of
+    // each.
     u64 sent[MAX_RANKS], told[MAX_RANKS], taken[MAX_RANKS];
 };
 

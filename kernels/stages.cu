@@ -1,13 +1,13 @@
-// The broadcast that pulls: ranks read the root's input out of the root's memory, or, if the others do not reach it, out
-// of the root's payload, where the root puts it first.
+// The broadcast that pulls: ranks read the root's input out of the root's memory, or, if the others do not reach it,
+// out of the root's payload, where the root puts it first.
 //
 // One stage: all begin together, everybody reads everything, all end together. Two stages: rank r reads part r from the
 // root, keeps it in its payload and its output; when all have, everybody else but the root reads the others' parts from
 // their payloads. A part is the whole packets of the n-th part, the last rank's the rest, too.
 //
-// Block b waits for block b of the other ranks, and for nobody else: which packets a block moves depends on their number
-// alone. The signals of a block count how often it has waited; a peer is at most one wait ahead, so counts of odd and even
-// waits have a place each. They are zeroed once and go on from kernel to kernel.
+// Block b waits for block b of the other ranks, and for nobody else: which packets a block moves depends on their
+// number alone. The signals of a block count how often it has waited; a peer is at most one wait ahead, so counts of
+// odd and even waits have a place each. They are zeroed once and go on from kernel to kernel.
 //
 // unisono_pull has one parameter, `Pull`. src/cuda/exchange/stages.rs says which grid suits a call.
 #include "exchange_arena.cuh"
@@ -127,7 +127,8 @@ struct Puller {
         const u8 *input =
             reinterpret_cast<const u8 *>(load_relaxed(&call.signals_of(own)->source[blockIdx.x]));
         const bool in_place = input != nullptr;
-        // What the payload holds: the root's input, the last part of which may be a little longer than the stride, then a part of it.
+        // What the payload holds: the root's input, the last part of which may be a little longer than the stride, then
+        // a part of it.
         const u64 piece = call.two ? (in_place ? half * call.group.size : half) : (in_place ? call.bytes : half);
         const u64 part_at = in_place ? 0 : half + 256;
 #pragma unroll 1
@@ -155,8 +156,8 @@ struct Puller {
         }
     }
 
-    // From part to part of what the root puts into its payload: the same for every piece, so that what a block writes there was
-    // read by the same block of the others, whatever the piece's length.
+    // From part to part of what the root puts into its payload: the same for every piece, so that what a block writes
+    // there was read by the same block of the others, whatever the piece's length.
     DEVICE u64 staged_stride() const { return call.room / 2 / 16 / call.group.size * 16; }
 
     // Puts a piece of the root's input into its payload, each block the packets that its peers read.
@@ -169,8 +170,8 @@ struct Puller {
         }
     }
 
-    // Reads the other ranks' parts, another one first for each rank and block; the root copies its own, from `local`, if it
-    // wants them elsewhere.
+    // Reads the other ranks' parts, another one first for each rank and block; the root copies its own, from `local`,
+    // if it wants them elsewhere.
     DEVICE void gather(const Parts &parts, u64 part_at, u8 *output, const u8 *local) const {
         if (call.is_root() && local == nullptr) return;
         const u32 others = parts.ranks - 1;

@@ -1,12 +1,14 @@
 // Calls on memory that all ranks have mapped, windows: nothing is staged.
 //
-// At the beginning every rank tells every other where its memory lies, as that one reaches it: then it may be read and written. At
-// the end each tells that it has done both. What is in between needs no slots. An allgather is one pass over the input, each packet stored
-// to all outputs; an all-to-all a pass for each peer; in a broadcast the root puts a part into the output of each other rank, chunk by
-// chunk, and that rank passes chunks on from there, as the root announces them. Reductions are in windowed_combine.cuh.
+// At the beginning every rank tells every other where its memory lies, as that one reaches it: then it may be read and
+// written. At the end each tells that it has done both. What is in between needs no slots. An allgather is one pass
+// over the input, each packet stored to all outputs; an all-to-all a pass for each peer; in a broadcast the root puts a
+// part into the output of each other rank, chunk by chunk, and that rank passes chunks on from there, as the root
+// announces them. Reductions are in windowed_combine.cuh.
 //
 // unisono_windowed, which moves, and unisono_windowed_<operator>_<type> have one parameter, `Windowed`.
-// src/cuda/exchange/windowed.rs says which grid suits a call. Signals of what one rank alone writes into windows are in signals.cuh.
+// src/cuda/exchange/windowed.rs says which grid suits a call. Signals of what one rank alone writes into windows are in
+// signals.cuh.
 
 #include "signals.cuh"
 #include "windowed_combine.cuh"

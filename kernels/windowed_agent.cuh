@@ -42,9 +42,10 @@ struct WindowedRanks {
     u64 scale[MAX_RANKS];
 };
 
-// The thread by which a block meets that of one peer, at its beginning and at its end, or one that meets none. Each is an item of
-// the queue of lines, of packets with its number. Whoever has heard a peer's beginning knows that the peer has taken all items of calls
-// before; its end, that the peer has taken this beginning, too: so there is always room, and nobody says what was taken.
+// The thread by which a block meets that of one peer, at its beginning and at its end, or one that meets none. Each is
+// an item of the queue of lines, of packets with its number. Whoever has heard a peer's beginning knows that the peer
+// has taken all items of calls before; its end, that the peer has taken this beginning, too: so there is always room,
+// and nobody says what was taken.
 struct WindowAgent {
     const Windowed &call;
     const Group &group;
@@ -61,8 +62,9 @@ struct WindowAgent {
         }
     }
 
-    // Tells each peer where this rank's memory lies, so that it may be read and written, and hears where theirs does. What the stream did
-    // before is seen by all: those kernels have ended. For all threads; false if the kernel is to leave.
+    // Tells each peer where this rank's memory lies, so that it may be read and written, and hears where theirs does.
+    // What the stream did before is seen by all: those kernels have ended. For all threads; false if the kernel is to
+    // leave.
     DEVICE bool open(WindowedRanks &ranks) {
         if (threadIdx.x == group.rank) {
             ranks.input[group.rank] = call.input;
@@ -97,8 +99,8 @@ struct WindowAgent {
         return !__syncthreads_or(!well);
     }
 
-    // Tells each peer that this rank's block has read and written all, and hears the same. `writes`: others' memory, so that this has
-    // to arrive first. For all threads, as their last.
+    // Tells each peer that this rank's block has read and written all, and hears the same. `writes`: others' memory, so
+    // that this has to arrive first. For all threads, as their last.
     DEVICE void close(bool writes) {
         __syncthreads();
         if (!is_agent) return;
@@ -125,7 +127,8 @@ private:
     }
 };
 
-// The thread that keeps a block's queues of inputs to and from one peer, or one that keeps none: for kernels that tell each other more.
+// The thread that keeps a block's queues of inputs to and from one peer, or one that keeps none: for kernels that tell
+// each other more.
 struct RoundAgent {
     const Group &group;
     const u32 peer;
@@ -141,7 +144,8 @@ struct RoundAgent {
         }
     }
 
-    // Tells the peers of a mask that this rank has come so far; what all threads have stored before is seen by who hears of it.
+    // Tells the peers of a mask that this rank has come so far; what all threads have stored before is seen by who
+    // hears of it.
     DEVICE void tell(u32 mask) {
         __syncthreads();
         if (is_agent && mask >> peer & 1) out.publish();

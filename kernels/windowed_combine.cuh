@@ -1,6 +1,6 @@
-// Reductions of what lies in windows: each rank combines its part, straight from the inputs of all, and writes the result straight
-// into the outputs of all (allreduce) or into its own (reduce_scatter). A part is read and written by its owner alone, each
-// packet by one thread: so the outputs may be the inputs.
+// Reductions of what lies in windows: each rank combines its part, straight from the inputs of all, and writes the
+// result straight into the outputs of all (allreduce) or into its own (reduce_scatter). A part is read and written by
+// its owner alone, each packet by one thread: so the outputs may be the inputs.
 #pragma once
 
 #include "exchange_lanes.cuh"
@@ -52,8 +52,8 @@ struct WindowedCombiner {
     DEVICE u64 first() const { return blockIdx.x * WINDOWED_THREADS + threadIdx.x; }
     DEVICE u64 step() const { return gridDim.x * WINDOWED_THREADS; }
 
-    // Combines whole packets, as far as there is code for the call: how many. What is summed often has code for all sizes, everything else
-    // for two ranks.
+    // Combines whole packets, as far as there is code for the call: how many. What is summed often has code for all
+    // sizes, everything else for two ranks.
     DEVICE u64 sweep_all(u64 head, u64 packets) const {
         const u32 size = call.group.size;
         if constexpr (Same<Op, Sum>::VALUE && sizeof(typename T::Memory) > 1) {
@@ -73,8 +73,8 @@ struct WindowedCombiner {
         return packets;
     }
 
-    // BATCH loads of a thread at a time. PLAIN: nothing depends on the call, and what is done with packets is laid out one after the
-    // other; else the same code does it one word after the other.
+    // BATCH loads of a thread at a time. PLAIN: nothing depends on the call, and what is done with packets is laid out
+    // one after the other; else the same code does it one word after the other.
     template <u32 LOG, bool PLAIN>
     DEVICE void sweep(u64 head, u64 packets) const {
         constexpr u32 OPERANDS = 1u << LOG, WORDS = 2 * (BATCH >> LOG);

@@ -1,7 +1,7 @@
 //! unisono: collective communications on host memory and on the memory of CUDA devices, behind a C ABI.
 //!
-//! `include/unisono.h` is the public face; the Rust modules below are its implementation and may change at any time.
-//! ARCHITECTURE.md tells how they fit together.
+//! `include/unisono.h` is the public face; the Rust modules below are its implementation and may change at
+//! any time. ARCHITECTURE.md tells how they fit together.
 
 // A file of tests that `tests/gpu` includes, too, names the library as that does.
 #[cfg(test)]

@@ -9,8 +9,9 @@ use std::sync::Once;
 use crate::error::{Error, Result, Status};
 
 thread_local! {
-    /// Whether this thread is inside [`caught`], and where its panic began. Neither has a destructor: what is called while
-    /// the thread or the process ends may panic, too. The place is kept only until the panic has been caught.
+    /// Whether this thread is inside [`caught`], and where its panic began. Neither has a destructor: what is
+    /// called while the thread or the process ends may panic, too. The place is kept only until the panic has
+    /// been caught.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
     static PANICKED_AT: RefCell<ManuallyDrop<String>> = const { RefCell::new(ManuallyDrop::new(String::new())) };
 }
@@ -19,8 +20,8 @@ thread_local! {
 pub fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     keep_quiet();
     let outer = GUARDED.replace(true);
-    // A panic may leave the objects it passed through half changed. Their locks are poisoned then and later calls on
-    // them fail too; nothing here looks inside.
+    // A panic may leave the objects it passed through half changed. Their locks are poisoned then and later
+    // calls on them fail too; nothing here looks inside.
     let outcome = panic::catch_unwind(AssertUnwindSafe(body));
     GUARDED.set(outer);
     outcome.unwrap_or_else(|payload| Err(error(payload)))

@@ -33,7 +33,8 @@ pub fn seconds(name: &str, text: Option<&str>) -> Result<Option<Duration>> {
     }
 }
 
-/// A decimal number of seconds. What is below a nanosecond is left out. (Parsing any floating-point number takes 14 KB of code.)
+/// A decimal number of seconds. What is below a nanosecond is left out. (Parsing any floating-point number
+/// takes 14 KB of code.)
 fn decimal(text: &str) -> Option<Duration> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     if !text.bytes().any(|byte| byte.is_ascii_digit()) {

@@ -1,5 +1,5 @@
-//! What a call is, as far as the ranks must agree on it. Below the engine, which compares signatures, and above which
-//! `collective` gives them their meaning.
+//! What a call is, as far as the ranks must agree on it. Below the engine, which compares signatures, and
+//! above which `collective` gives them their meaning.
 
 #![forbid(unsafe_code)]
 
@@ -99,21 +99,23 @@ pub struct Signature {
     pub dtype: DataType,
     /// [`Operator::number`]; 0 where nothing is combined.
     pub operator: u8,
-    /// The number of the algorithm when the caller named one, else 0; or a [`Making`], of which none is the number.
+    /// The number of the algorithm when the caller named one, else 0; or a [`Making`], of which none is the
+    /// number.
     pub algorithm: u8,
-    /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither. Of an average over several
-    /// buffers of each rank, how many, too: see [`Signature::averaging`]. Of some other reductions, whether this rank has
-    /// several: see [`Signature::over_several`].
+    /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither. Of an average over
+    /// several buffers of each rank, how many, too: see [`Signature::averaging`]. Of some other reductions,
+    /// whether this rank has several: see [`Signature::over_several`].
     pub root: u32,
     /// Elements, or a digest of the list of counts. Where the ranks' lists may differ, [`COUNT_IS_DIGEST`]
-    /// alone; in what two ranks tell each other in such a call, with the elements of their block, or a digest of the
-    /// list: see [`Signature::about_block`]. Of a sparse tensor, the values of one of its elements.
+    /// alone; in what two ranks tell each other in such a call, with the elements of their block, or a digest
+    /// of the list: see [`Signature::about_block`]. Of a sparse tensor, the values of one of its elements.
     pub count: u64,
     /// Whether the ranks' memory is devices' memory, where that changes how the call is exchanged.
     pub device: bool,
 }
 
-/// By what call ranks make a new group, in the few words that they exchange for that: see [`Signature::making`].
+/// By what call ranks make a new group, in the few words that they exchange for that: see
+/// [`Signature::making`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Making {
@@ -160,11 +162,12 @@ impl Making {
 /// Beside a [`Kind`], in its byte of a code: the call is on device memory.
 const ON_DEVICE: u8 = 0x80;
 
-/// Bits of the root of a reduction: no group has more ranks. Above them, of an average over several buffers of each rank,
-/// how many they are besides the first; and [`SEVERAL`].
+/// Bits of the root of a reduction: no group has more ranks. Above them, of an average over several buffers
+/// of each rank, how many they are besides the first; and [`SEVERAL`].
 const ROOT_BITS: u32 = 16;
 
-/// Set in the root of a reduction when this rank has several buffers, and a rank with one would send something else.
+/// Set in the root of a reduction when this rank has several buffers, and a rank with one would send
+/// something else.
 const SEVERAL: u32 = 1 << 31;
 
 /// The most buffers besides the first that there is room for.
@@ -185,7 +188,8 @@ impl Signature {
         Ok(Signature { kind, dtype, operator, algorithm, root, count, device })
     }
 
-    /// The signature of words that are exchanged to make a group: ranks that make it by different calls differ, and are told so.
+    /// The signature of words that are exchanged to make a group: ranks that make it by different calls
+    /// differ, and are told so.
     pub fn of_making(self, making: Making) -> Signature {
         Signature { algorithm: making as u8, ..self }
     }
@@ -195,15 +199,15 @@ impl Signature {
         Making::ALL.into_iter().find(|&making| making as u8 == self.algorithm)
     }
 
-    /// The signature of an average over so many buffers of each rank, which all ranks have to have: it divides by how many
-    /// there are together. One is as in any call.
+    /// The signature of an average over so many buffers of each rank, which all ranks have to have: it
+    /// divides by how many there are together. One is as in any call.
     pub fn averaging(self, buffers: u32) -> Signature {
         let more = buffers.saturating_sub(1).min(MOST_MORE);
         Signature { root: self.root | more << ROOT_BITS, ..self }
     }
 
-    /// The signature of a reduction over several buffers of this rank, of which it sends no elements but what they come to, in
-    /// another type. So all ranks have several, in whatever numbers, or none has.
+    /// The signature of a reduction over several buffers of this rank, of which it sends no elements but what
+    /// they come to, in another type. So all ranks have several, in whatever numbers, or none has.
     pub fn over_several(self) -> Signature {
         Signature { root: self.root | SEVERAL, ..self }
     }
@@ -238,8 +242,9 @@ impl Signature {
     }
 
     /// What a message says of a call whose lists may differ from rank to rank, when its receiver obtains
-    /// `elements` from its sender, in this message or in others: both know that from their lists. Where blocks of one
-    /// list are passed on together, it says [`about_list`] instead. Any other call is told as it is.
+    /// `elements` from its sender, in this message or in others: both know that from their lists. Where
+    /// blocks of one list are passed on together, it says [`about_list`] instead. Any other call is told as
+    /// it is.
     pub fn about_block(self, elements: u64) -> Signature {
         match self.is_listed() {
             true => Signature { count: COUNT_IS_DIGEST | elements, ..self },
@@ -315,15 +320,16 @@ impl std::fmt::Display for Signature {
     }
 }
 
-/// Set in [`Signature::count`] when it is a digest of a list. Real counts of elements never have this bit: memory does
-/// not reach so far.
+/// Set in [`Signature::count`] when it is a digest of a list. Real counts of elements never have this bit:
+/// memory does not reach so far.
 pub const COUNT_IS_DIGEST: u64 = 1 << 63;
 
-/// Set beside it in what a message is about, when that is a list and no block. Nor does a count have this bit.
+/// Set beside it in what a message is about, when that is a list and no block. Nor does a count have this
+/// bit.
 const BLOCK_IS_LIST: u64 = 1 << 62;
 
-/// What stands for the elements of a block, see [`Signature::about_block`], where the two ranks of a message have to have
-/// the same list, of this digest.
+/// What stands for the elements of a block, see [`Signature::about_block`], where the two ranks of a message
+/// have to have the same list, of this digest.
 pub const fn about_list(digest: u64) -> u64 {
     BLOCK_IS_LIST | digest & (BLOCK_IS_LIST - 1)
 }

@@ -166,7 +166,8 @@ fn an_average_over_different_numbers_of_buffers_is_a_mismatch() {
     }
 }
 
-/// A rank with one buffer sends elements, one with several what they come to, and both may be of the same bytes.
+/// A rank with one buffer sends elements, one with several what they come to, and both may be of the same
+/// bytes.
 #[test]
 fn short_floats_of_one_buffer_here_and_of_several_there_are_a_mismatch() {
     let floats = (DataType::Bf16, half::bf16::from_f32(1.0));
@@ -185,7 +186,8 @@ fn short_floats_of_one_buffer_here_and_of_several_there_are_a_mismatch() {
                         let own = numbers[context.rank() as usize];
                         run_over(context, (kind, algorithm, operator), (own, count), floats)
                     };
-                    // One each, several each, and what is scaled first, of which a rank with one buffer sends no elements either.
+                    // One each, several each, and what is scaled first, of which a rank with one buffer sends
+                    // no elements either.
                     for (operator, numbers, due) in [
                         (Operator::Sum, [1, 1], 2.0),
                         (Operator::Sum, [2, 3], 5.0),
@@ -214,7 +216,8 @@ fn short_floats_of_one_buffer_here_and_of_several_there_are_a_mismatch() {
     }
 }
 
-/// Runs of one object come after each other, whatever they combine first: a run reads what the one before has left.
+/// Runs of one object come after each other, whatever they combine first: a run reads what the one before has
+/// left.
 #[test]
 fn a_run_that_is_started_behind_another_has_its_result() {
     const RANKS: u32 = 2;
@@ -255,7 +258,8 @@ fn a_run_that_is_started_behind_another_has_its_result() {
     }
 }
 
-/// Ranks count direct calls for themselves: a call that has failed before it had a number of those leaves it to the next.
+/// Ranks count direct calls for themselves: a call that has failed before it had a number of those leaves it
+/// to the next.
 #[test]
 fn a_call_behind_one_that_failed_before_its_first_step_does_not_take_its_place() {
     const COUNT: usize = 16 * 1024;

@@ -1,4 +1,5 @@
-//! Work handles: waiting, testing, callbacks, many at once, tags out of order, handles and contexts that are dropped.
+//! Work handles: waiting, testing, callbacks, many at once, tags out of order, handles and contexts that are
+//! dropped.
 
 mod support;
 

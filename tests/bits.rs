@@ -15,7 +15,8 @@ const FLOATS: [DataType; 6] =
 /// Elements in all; the longest call of the tests.
 const ALL: usize = 40_000;
 
-/// The elements of a rank: random bits whose exponents spread so far that every order of additions gives another sum.
+/// The elements of a rank: random bits whose exponents spread so far that every order of additions gives
+/// another sum.
 fn elements(dtype: DataType, rank: u32) -> Vec<u8> {
     let mut random = Random(u64::from(rank) << 8 | dtype as u64);
     let mut bytes = Vec::with_capacity(ALL * dtype.size());
@@ -161,7 +162,8 @@ fn neither_length_nor_place_in_the_message_matters() {
             for transports in TRANSPORTS {
                 ranks(size, transports, |context| {
                     let own = elements(dtype, context.rank());
-                    // Every length from here to there meets the same elements at other places of other chunks.
+                    // Every length from here to there meets the same elements at other places of other
+                    // chunks.
                     for range in [0..1, 7..8, 0..3, 5..22, 1..1000, 999..3000, 17..20_000, 0..ALL, 1..ALL - 1]
                     {
                         for in_place in [false, true] {

@@ -1,5 +1,5 @@
-//! Every collective over every transport and with every algorithm that serves it, ranks as threads, against a plain
-//! reference.
+//! Every collective over every transport and with every algorithm that serves it, ranks as threads, against a
+//! plain reference.
 
 mod support;
 
@@ -262,8 +262,9 @@ fn lists_that_differ_are_told_where_several_blocks_are_passed_on_together() {
     ];
     for &transports in transports() {
         for (kind, lists) in lists.iter().flat_map(|lists| [(Kind::Gather, lists), (Kind::Scatter, lists)]) {
-            // Unasked and asked for. Over TCP whoever takes for empty what the other has for it does not ask, which may come to a
-            // deadline, and who asks for what the other takes for empty is told of no lists.
+            // Unasked and asked for. Over TCP whoever takes for empty what the other has for it does not ask,
+            // which may come to a deadline, and who asks for what the other takes for empty is told of no
+            // lists.
             let asks = lists.iter().all(|list| list.iter().all(|&count| count > 0));
             for &scale in if asks { &[1u64, 100_000][..] } else { &[1] } {
                 let size = lists[0].len() as u32;

@@ -1,5 +1,6 @@
-//! The CUDA kernels without a GPU: their sources, compiled for the host, against `unisono::reduce`, bit for bit; and the
-//! committed code against what the sources compile to. `scripts/gpu/kernels_check.py` runs the code itself on a GPU.
+//! The CUDA kernels without a GPU: their sources, compiled for the host, against `unisono::reduce`, bit for
+//! bit; and the committed code against what the sources compile to. `scripts/gpu/kernels_check.py` runs the
+//! code itself on a GPU.
 
 #[path = "support/not_run.rs"]
 mod not_run;
@@ -65,7 +66,8 @@ impl Noise {
     }
 }
 
-/// Elements of any bits, small integers, and for floats zeros, infinities, NaNs, the smallest and the largest.
+/// Elements of any bits, small integers, and for floats zeros, infinities, NaNs, the smallest and the
+/// largest.
 fn elements(dtype: DataType, count: usize, noise: &mut Noise) -> Vec<u8> {
     let corners: &[u64] = match dtype {
         DataType::F16 => &[0, 0x8000, 0x7c00, 0xfc00, 0x7e01, 0xfe00, 1, 0x7bff, 0x3c00, 0xbc00],

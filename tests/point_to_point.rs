@@ -1,4 +1,5 @@
-//! Send, receive, receive from any: order, tags, sizes on both sides of the eager limit, refusals, timeouts, cancels.
+//! Send, receive, receive from any: order, tags, sizes on both sides of the eager limit, refusals, timeouts,
+//! cancels.
 
 mod support;
 
@@ -438,8 +439,8 @@ fn a_peer_that_leaves_ends_the_wait_for_it() {
     }
 }
 
-/// A long message is only announced until somebody receives it; its receiver leaves the group before, or after, but not
-/// the job.
+/// A long message is only announced until somebody receives it; its receiver leaves the group before, or
+/// after, but not the job.
 #[test]
 fn a_long_message_to_a_rank_that_has_left_its_group_fails_at_once() {
     for transports in TRANSPORTS {

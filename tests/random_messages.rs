@@ -1,5 +1,6 @@
-//! Random messages: several threads of several ranks send and receive whatever, give up at whatever moment, and look at all that
-//! came. `UNISONO_MESSAGES_SEEDS=1000..1100 cargo test --test random_messages` tries others than the few that are tried each time.
+//! Random messages: several threads of several ranks send and receive whatever, give up at whatever moment,
+//! and look at all that came. `UNISONO_MESSAGES_SEEDS=1000..1100 cargo test --test random_messages` tries
+//! others than the few that are tried each time.
 
 mod support;
 
@@ -182,7 +183,8 @@ impl Thread<'_> {
         }
     }
 
-    /// Everything that was sent comes, and everything that was called ends. `all` threads of all ranks come to this.
+    /// Everything that was sent comes, and everything that was called ends. `all` threads of all ranks come
+    /// to this.
     fn end(&mut self, all: &Barrier) {
         for (Going { work, bytes, place }, named) in std::mem::take(&mut self.receives) {
             if self.mode != Mode::Nobody {
@@ -208,7 +210,8 @@ impl Thread<'_> {
                     let result = support::receive(self.context, from, &mut bytes, &call);
                     let has_ended = result.is_ok() && id_of(&bytes)[3] == LAST;
                     if let Err(error) = &result {
-                        // One that is lost, since a receive of it was given up in the middle, or the send was.
+                        // One that is lost, since a receive of it was given up in the middle, or the send
+                        // was.
                         let lost = self.mode != Mode::Nobody && error.status() == Status::PeerFailed;
                         assert!(lost, "a last receive from rank {from}, tag {tag}: {error}");
                         continue;

@@ -421,7 +421,8 @@ fn a_rank_that_cannot_be_watched_is_named_and_ended() {
     let script = format!("sleep 1000 & echo $! > {file}; wait");
     let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
     command.args(["-n", "2", "--", "sh", "-c", &script]).stdin(Stdio::null());
-    // As an old sandbox: the number of the call, and then the answer, an error for the one and all others as ever.
+    // As an old sandbox: the number of the call, and then the answer, an error for the one and all others as
+    // ever.
     let instruction = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let filter = [
         instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
@@ -722,7 +723,8 @@ fn the_end_of_a_rank_is_published_in_the_store_of_the_job() {
     assert_eq!(store.try_get("exit/0", Deadline::after(PATIENCE)).unwrap(), None);
 }
 
-/// Not a test by itself: passes where loopback is up. What [`a_launcher_without_loopback_says_what_brings_it_up`] runs.
+/// Not a test by itself: passes where loopback is up. What
+/// [`a_launcher_without_loopback_says_what_brings_it_up`] runs.
 #[test]
 fn loopback_carries_a_connection() {
     if std::env::var_os("UNISONO_TEST_LOOPBACK").is_some() {

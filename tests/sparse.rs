@@ -128,7 +128,8 @@ fn every_rank_gets_the_sum_whether_it_waits_or_not() {
     }
 }
 
-/// Long enough that each rank merges a part, with a tag and without: the sums are those of the tree over the ranks.
+/// Long enough that each rank merges a part, with a tag and without: the sums are those of the tree over the
+/// ranks.
 #[test]
 fn long_tensors_have_the_bits_of_the_tree() {
     const BLOCK: usize = 32;

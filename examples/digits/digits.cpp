@@ -4,8 +4,8 @@
 //
 // The root broadcasts the first weights; in every step each rank computes the gradient over its own rows, and one
 // allreduce adds them up. All ranks then take the same step, so they hold the same bits at the end, which an allgather
-// of hashes shows. With --gpu, weights and gradients are broadcast and added up in GPU memory: the same calls with other
-// pointers, and the same bits.
+// of hashes shows. With --gpu, weights and gradients are broadcast and added up in GPU memory: the same calls with
+// other pointers, and the same bits.
 
 #include "gpu.h"
 

@@ -113,8 +113,9 @@ typedef struct CUstream_st *cudaStream_t;
 /// ncclCommWindowRegister: no promise.
 #define NCCL_WIN_DEFAULT 0
 
-/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This library asks less: that
-/// all ranks of a call have what it shares in such windows, or none: see ncclCommWindowRegister.)
+/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This
+/// library asks less: that all ranks of a call have what it shares in such windows, or none: see
+/// ncclCommWindowRegister.)
 #define NCCL_WIN_COLL_SYMMETRIC 1
 
 /// ncclCommWindowRegister: what is put there comes in the order in which it is sent, which it does anyway.
@@ -206,7 +207,8 @@ typedef struct ncclWindow_vidmem ncclWindow_vidmem;
 /// Names a communicator. Made by ncclCommInitRank and its kin, ended by ncclCommDestroy or ncclCommAbort.
 typedef struct ncclComm *ncclComm_t;
 
-/// What a group needs to meet: made by one rank, given to all of them unchanged. It holds an address and a secret.
+/// What a group needs to meet: made by one rank, given to all of them unchanged. It holds an address and a
+/// secret.
 typedef struct ncclUniqueId {
     /// What it consists of means nothing outside the library.
     char internal[NCCL_UNIQUE_ID_BYTES];
@@ -234,7 +236,8 @@ typedef struct ncclConfig_t {
     int splitShare;
     /// Taken, without effect.
     int trafficClass;
-    /// Named in errors and logs. Ranks may give different names. Children without one are named after their parent and colour.
+    /// Named in errors and logs. Ranks may give different names. Children without one are named after their
+    /// parent and colour.
     const char *commName;
     /// Taken, without effect.
     int collnetEnable;
@@ -317,9 +320,9 @@ ncclResult_t pncclGetVersion(int *version);
 const char *ncclGetErrorString(ncclResult_t result);
 const char *pncclGetErrorString(ncclResult_t result);
 
-/// The text of this thread's last failure: one line that says what happened, who did it and what to do. If nothing has
-/// failed on this thread and `comm` is a communicator that has failed, the text of that failure. Empty otherwise, never
-/// NULL. `comm` may be NULL.
+/// The text of this thread's last failure: one line that says what happened, who did it and what to do. If
+/// nothing has failed on this thread and `comm` is a communicator that has failed, the text of that failure.
+/// Empty otherwise, never NULL. `comm` may be NULL.
 ///
 /// The text is valid until the next call that fails on the same thread.
 const char *ncclGetLastError(ncclComm_t comm);
@@ -331,19 +334,21 @@ void pncclResetDebugInit(void);
 
 /// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
 ///
-/// This process serves the meeting until its communicator of that id is destroyed, or it ends; if it is no rank of it, until it makes an
-/// id a minute or more after the last rank has gone from there. Meetings that have failed
-/// it serves for a minute or more, so that ranks that come late are told why, but no more than the last eight. It listens on the
-/// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses. With NCCL_COMM_ID set to a place
-/// of rank 0's host (10.0.0.1:5000) every rank makes the same id, and rank 0 serves the meeting there as it joins, until its process
-/// ends; then the ranks of one communicator at a time can meet.
+/// This process serves the meeting until its communicator of that id is destroyed, or it ends; if it is no
+/// rank of it, until it makes an id a minute or more after the last rank has gone from there. Meetings that
+/// have failed it serves for a minute or more, so that ranks that come late are told why, but no more than
+/// the last eight. It listens on the interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one
+/// that the library chooses. With NCCL_COMM_ID set to a place of rank 0's host (10.0.0.1:5000) every rank
+/// makes the same id, and rank 0 serves the meeting there as it joins, until its process ends; then the ranks
+/// of one communicator at a time can meet.
 ncclResult_t ncclGetUniqueId(struct ncclUniqueId *uniqueId);
 ncclResult_t pncclGetUniqueId(struct ncclUniqueId *uniqueId);
 
-/// Makes this rank's communicator of `nranks` and writes it to `*comm`. Its device is the one that is current on this thread.
+/// Makes this rank's communicator of `nranks` and writes it to `*comm`. Its device is the one that is current
+/// on this thread.
 ///
-/// All ranks call it with the same id, from processes or threads of their own, or in one group. It returns when all
-/// have come.
+/// All ranks call it with the same id, from processes or threads of their own, or in one group. It returns
+/// when all have come.
 ncclResult_t ncclCommInitRank(ncclComm_t *comm,
                               int nranks,
                               struct ncclUniqueId commId,
@@ -365,8 +370,8 @@ ncclResult_t pncclCommInitRankConfig(ncclComm_t *comm,
                                     int rank,
                                     struct ncclConfig_t *config);
 
-/// As ncclCommInitRankConfig, for programs that have made up to one unique id for each rank: the same ids in the same order
-/// on every rank. The ranks meet by the first.
+/// As ncclCommInitRankConfig, for programs that have made up to one unique id for each rank: the same ids in
+/// the same order on every rank. The ranks meet by the first.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm,
                                       int nranks,
                                       int myrank,
@@ -380,8 +385,8 @@ ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm,
                                       struct ncclUniqueId *commIds,
                                       struct ncclConfig_t *config);
 
-/// Makes the communicators of all ranks of a group in this process, one for each device of `devlist` (NULL: the first
-/// `ndev`), and writes them to `comm[0]` to `comm[ndev - 1]`.
+/// Makes the communicators of all ranks of a group in this process, one for each device of `devlist` (NULL:
+/// the first `ndev`), and writes them to `comm[0]` to `comm[ndev - 1]`.
 ncclResult_t ncclCommInitAll(ncclComm_t *comm,
                              int ndev,
                              const int *devlist);
@@ -389,9 +394,9 @@ ncclResult_t pncclCommInitAll(ncclComm_t *comm,
                              int ndev,
                              const int *devlist);
 
-/// Makes children of a communicator: ranks that give the same `color` form one, ordered by `key`, then by their rank here. All
-/// ranks of `comm` call it. With NCCL_SPLIT_NOCOLOR a rank joins none, and `*newcomm` is NULL. A NULL `config` is the
-/// parent's.
+/// Makes children of a communicator: ranks that give the same `color` form one, ordered by `key`, then by
+/// their rank here. All ranks of `comm` call it. With NCCL_SPLIT_NOCOLOR a rank joins none, and `*newcomm` is
+/// NULL. A NULL `config` is the parent's.
 ncclResult_t ncclCommSplit(ncclComm_t comm,
                            int color,
                            int key,
@@ -403,10 +408,11 @@ ncclResult_t pncclCommSplit(ncclComm_t comm,
                            ncclComm_t *newcomm,
                            struct ncclConfig_t *config);
 
-/// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not call it: the
-/// others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has failed,
-/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. Without that a parent that has
-/// failed is refused, also on ranks that have begun before they knew of it; all may try again then. A NULL `config` is the parent's.
+/// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not
+/// call it: the others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has
+/// failed, NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it.
+/// Without that a parent that has failed is refused, also on ranks that have begun before they knew of it;
+/// all may try again then. A NULL `config` is the parent's.
 ncclResult_t ncclCommShrink(ncclComm_t comm,
                             int *excludeRanksList,
                             int excludeRanksCount,
@@ -420,28 +426,30 @@ ncclResult_t pncclCommShrink(ncclComm_t comm,
                             struct ncclConfig_t *config,
                             int shrinkFlags);
 
-/// Makes the id by which ranks join in the next ncclCommGrow of the communicator, and writes it to `*uniqueId`. One of its
-/// ranks calls it, whichever, and the program gives the 128 bytes to the ranks that join.
+/// Makes the id by which ranks join in the next ncclCommGrow of the communicator, and writes it to
+/// `*uniqueId`. One of its ranks calls it, whichever, and the program gives the 128 bytes to the ranks that
+/// join.
 ///
-/// An id serves one growing: another one is ncclInvalidUsage until this rank has called ncclCommGrow. This process serves it as
-/// ncclGetUniqueId says, at a place of its own also where NCCL_COMM_ID is set, and no more once the communicator is destroyed
-/// without having grown.
+/// An id serves one growing: another one is ncclInvalidUsage until this rank has called ncclCommGrow. This
+/// process serves it as ncclGetUniqueId says, at a place of its own also where NCCL_COMM_ID is set, and no
+/// more once the communicator is destroyed without having grown.
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm,
                                  struct ncclUniqueId *uniqueId);
 ncclResult_t pncclCommGetUniqueId(ncclComm_t comm,
                                  struct ncclUniqueId *uniqueId);
 
-/// Makes a communicator of the ranks of another one, the parent, and of others that join them: `nRanks` in all, more than the
-/// parent has. It returns when all have come.
+/// Makes a communicator of the ranks of another one, the parent, and of others that join them: `nRanks` in
+/// all, more than the parent has. It returns when all have come.
 ///
-/// All ranks of the parent call it with `comm` and a `rank` of -1, and keep their ranks. One of them has called
-/// ncclCommGetUniqueId before; each may pass that id or NULL. Ranks that join pass NULL for `comm`, the id, and a rank from the
-/// parent's size to `nRanks` - 1; their device is the one that is current on this thread. A NULL `config` is the parent's, and for a rank
-/// that joins the default one.
+/// All ranks of the parent call it with `comm` and a `rank` of -1, and keep their ranks. One of them has
+/// called ncclCommGetUniqueId before; each may pass that id or NULL. Ranks that join pass NULL for `comm`,
+/// the id, and a rank from the parent's size to `nRanks` - 1; their device is the one that is current on this
+/// thread. A NULL `config` is the parent's, and for a rank that joins the default one.
 ///
-/// The parent goes on, and is destroyed by the program. If it does not block, or the new one does not, the call answers
-/// ncclInProgress, and ncclCommGetAsyncError of `*newcomm` tells when that is made. If ranks of the parent differ in the id or in
-/// `nRanks`, if none has made an id, or if one is gone, it fails on all ranks, also on those that join.
+/// The parent goes on, and is destroyed by the program. If it does not block, or the new one does not, the
+/// call answers ncclInProgress, and ncclCommGetAsyncError of `*newcomm` tells when that is made. If ranks of
+/// the parent differ in the id or in `nRanks`, if none has made an id, or if one is gone, it fails on all
+/// ranks, also on those that join.
 ncclResult_t ncclCommGrow(ncclComm_t comm,
                           int nRanks,
                           const struct ncclUniqueId *uniqueId,
@@ -455,35 +463,39 @@ ncclResult_t pncclCommGrow(ncclComm_t comm,
                           ncclComm_t *newcomm,
                           struct ncclConfig_t *config);
 
-/// Waits until everything that was started on the communicator here is complete; in a group, at its end, also for what was called
-/// before in the group. From this call on it can only be destroyed. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
+/// Waits until everything that was started on the communicator here is complete; in a group, at its end, also
+/// for what was called before in the group. From this call on it can only be destroyed. One that does not
+/// block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
 /// revoked, is ncclInvalidArgument. NULL is fine.
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
-/// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. What was
-/// called before in a group is started and waited for at the group's end, when nobody can abort it any more. NULL is fine.
+/// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what
+/// it has yet to give. As long as they are well it waits for them, however late they come, or until another
+/// thread calls ncclCommAbort. What was called before in a group is started and waited for at the group's
+/// end, when nobody can abort it any more. NULL is fine.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
-/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a second. Children
-/// that are being made of it end here. From any thread, also while others wait in calls on it. Waits for no other rank. NULL is fine.
+/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a
+/// second. Children that are being made of it end here. From any thread, also while others wait in calls on
+/// it. Waits for no other rank. NULL is fine.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
-/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be split and shrunk, if all
-/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that: then there is nothing
-/// to split or shrink, which ncclCommGetAsyncError tells, and it can only be destroyed. `revokeFlags` is NCCL_REVOKE_DEFAULT. A second
-/// time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
+/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be
+/// split and shrunk, if all ranks have revoked it that take part, destroyed or aborted. Also while it is
+/// being created, which ends that: then there is nothing to split or shrink, which ncclCommGetAsyncError
+/// tells, and it can only be destroyed. `revokeFlags` is NCCL_REVOKE_DEFAULT. A second time, or when it was
+/// finalized, is ncclInvalidArgument. NULL is fine.
 ncclResult_t ncclCommRevoke(ncclComm_t comm,
                             int revokeFlags);
 ncclResult_t pncclCommRevoke(ncclComm_t comm,
                             int revokeFlags);
 
-/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created, split,
-/// shrunk or finalized in the background, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
-/// blocks.
+/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being
+/// created, split, shrunk or finalized in the background, or the result of its first failure, on whichever
+/// rank that was. ncclGetLastError then has the text. Never blocks.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm,
                                    ncclResult_t *asyncError);
 ncclResult_t pncclCommGetAsyncError(ncclComm_t comm,
@@ -501,7 +513,8 @@ ncclResult_t pncclCommCuDevice(ncclComm_t comm, int *device);
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
 ncclResult_t pncclCommUserRank(ncclComm_t comm, int *rank);
 
-/// Writes to `*value` how much device memory the communicator holds on this rank. None if its GPUs do not exchange, or while it is suspended.
+/// Writes to `*value` how much device memory the communicator holds on this rank. None if its GPUs do not
+/// exchange, or while it is suspended.
 ncclResult_t ncclCommMemStats(ncclComm_t comm,
                               ncclCommMemStat_t stat,
                               uint64_t *value);
@@ -509,43 +522,48 @@ ncclResult_t pncclCommMemStats(ncclComm_t comm,
                               ncclCommMemStat_t stat,
                               uint64_t *value);
 
-/// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks call it, in a group if one thread
-/// has several, where it comes behind the group's calls: it waits for what was started here, and for the others. `flags` is
-/// NCCL_SUSPEND_MEM. If calls have ever been captured in graphs on some rank, or it has sent signals, or there are windows, the memory stays on
-/// all of them, since those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank is gone it can be shrunk as it is.
+/// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks
+/// call it, in a group if one thread has several, where it comes behind the group's calls: it waits for what
+/// was started here, and for the others. `flags` is NCCL_SUSPEND_MEM. If calls have ever been captured in
+/// graphs on some rank, or it has sent signals, or there are windows, the memory stays on all of them, since
+/// those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank
+/// is gone it can be shrunk as it is.
 ncclResult_t ncclCommSuspend(ncclComm_t comm,
                              int flags);
 ncclResult_t pncclCommSuspend(ncclComm_t comm,
                              int flags);
 
-/// Undoes ncclCommSuspend. All ranks call it, in a group if one thread has several, and it waits for them. If a rank's device has no memory left
-/// by then the communicator's calls go by way of the host, as of a new one.
+/// Undoes ncclCommSuspend. All ranks call it, in a group if one thread has several, and it waits for them. If
+/// a rank's device has no memory left by then the communicator's calls go by way of the host, as of a new
+/// one.
 ncclResult_t ncclCommResume(ncclComm_t comm);
 ncclResult_t pncclCommResume(ncclComm_t comm);
 
-/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there. A thread that ends
-/// before starts nothing, and communicators that it was to make answer ncclInvalidUsage.
+/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there. A thread
+/// that ends before starts nothing, and communicators that it was to make answer ncclInvalidUsage.
 ncclResult_t ncclGroupStart(void);
 ncclResult_t pncclGroupStart(void);
 
-/// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed, it starts
-/// nothing and answers with the first one's error. What fails only as it is started does not keep the rest from starting;
-/// the answer is then an error of communicators that were to be made, of windows, of other calls or of finalizing, in this order. It
-/// returns once all is enqueued on the streams; communicators that are made in the group have met when it returns or, if
-/// they do not block, answer ncclInProgress.
+/// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed,
+/// it starts nothing and answers with the first one's error. What fails only as it is started does not keep
+/// the rest from starting; the answer is then an error of communicators that were to be made, of windows, of
+/// other calls or of finalizing, in this order. It returns once all is enqueued on the streams; communicators
+/// that are made in the group have met when it returns or, if they do not block, answer ncclInProgress.
 ncclResult_t ncclGroupEnd(void);
 ncclResult_t pncclGroupEnd(void);
 
-/// Ends a group as ncclGroupEnd does, but starts nothing: `*simInfo` tells how many microseconds it would take, roughly.
+/// Ends a group as ncclGroupEnd does, but starts nothing: `*simInfo` tells how many microseconds it would
+/// take, roughly.
 ///
 /// The estimate is for ranks that share NVLink, by the latency and the bytes of each call.
 ncclResult_t ncclGroupSimulateEnd(struct ncclSimInfo_t *simInfo);
 ncclResult_t pncclGroupSimulateEnd(struct ncclSimInfo_t *simInfo);
 
-/// Makes an operator that multiplies this rank's input by `*scalar` before it is summed with the others', and writes its
-/// number to `*op`. It serves `comm` and `datatype` alone; `*scalar` is one element of that type. Ranks may have different
-/// scalars. A 64-bit integer that needs more than 53 bits is refused. In device memory it is read when an operation is
-/// launched, once the operation's stream has come that far: the launch waits for it, and cannot be captured.
+/// Makes an operator that multiplies this rank's input by `*scalar` before it is summed with the others', and
+/// writes its number to `*op`. It serves `comm` and `datatype` alone; `*scalar` is one element of that type.
+/// Ranks may have different scalars. A 64-bit integer that needs more than 53 bits is refused. In device
+/// memory it is read when an operation is launched, once the operation's stream has come that far: the launch
+/// waits for it, and cannot be captured.
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op,
                                       void *scalar,
                                       ncclDataType_t datatype,
@@ -557,13 +575,15 @@ ncclResult_t pncclRedOpCreatePreMulSum(ncclRedOp_t *op,
                                       ncclScalarResidence_t residence,
                                       ncclComm_t comm);
 
-/// Ends an operator of ncclRedOpCreatePreMulSum. Calls that were given it, also in a group that has not ended, keep it.
+/// Ends an operator of ncclRedOpCreatePreMulSum. Calls that were given it, also in a group that has not
+/// ended, keep it.
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op,
                               ncclComm_t comm);
 ncclResult_t pncclRedOpDestroy(ncclRedOp_t op,
                               ncclComm_t comm);
 
-/// Combines `count` elements of every rank, and gives the result to all: the same bits. In place: recvbuff = sendbuff.
+/// Combines `count` elements of every rank, and gives the result to all: the same bits. In place: recvbuff =
+/// sendbuff.
 ncclResult_t ncclAllReduce(const void *sendbuff,
                            void *recvbuff,
                            size_t count,
@@ -579,8 +599,8 @@ ncclResult_t pncclAllReduce(const void *sendbuff,
                            ncclComm_t comm,
                            cudaStream_t stream);
 
-/// Combines `count` elements of every rank on rank `root`. On other ranks recvbuff may be NULL. In place: recvbuff =
-/// sendbuff.
+/// Combines `count` elements of every rank on rank `root`. On other ranks recvbuff may be NULL. In place:
+/// recvbuff = sendbuff.
 ncclResult_t ncclReduce(const void *sendbuff,
                         void *recvbuff,
                         size_t count,
@@ -598,7 +618,8 @@ ncclResult_t pncclReduce(const void *sendbuff,
                         ncclComm_t comm,
                         cudaStream_t stream);
 
-/// Copies `count` elements of rank `root` to all. sendbuff is used on the root alone. In place: recvbuff = sendbuff.
+/// Copies `count` elements of rank `root` to all. sendbuff is used on the root alone. In place: recvbuff =
+/// sendbuff.
 ncclResult_t ncclBroadcast(const void *sendbuff,
                            void *recvbuff,
                            size_t count,
@@ -628,8 +649,8 @@ ncclResult_t pncclBcast(void *buff,
                        ncclComm_t comm,
                        cudaStream_t stream);
 
-/// Gives every rank the blocks of `sendcount` elements of all, in order of rank. In place: sendbuff = recvbuff + rank ·
-/// sendcount.
+/// Gives every rank the blocks of `sendcount` elements of all, in order of rank. In place: sendbuff =
+/// recvbuff + rank · sendcount.
 ncclResult_t ncclAllGather(const void *sendbuff,
                            void *recvbuff,
                            size_t sendcount,
@@ -643,8 +664,8 @@ ncclResult_t pncclAllGather(const void *sendbuff,
                            ncclComm_t comm,
                            cudaStream_t stream);
 
-/// Combines `recvcount` · ranks elements of every rank, and gives each rank its block of the result. In place: recvbuff =
-/// sendbuff + rank · recvcount.
+/// Combines `recvcount` · ranks elements of every rank, and gives each rank its block of the result. In
+/// place: recvbuff = sendbuff + rank · recvcount.
 ncclResult_t ncclReduceScatter(const void *sendbuff,
                                void *recvbuff,
                                size_t recvcount,
@@ -674,8 +695,8 @@ ncclResult_t pncclAlltoAll(const void *sendbuff,
                           ncclComm_t comm,
                           cudaStream_t stream);
 
-/// Gives rank `root` the blocks of `count` elements of all, in order of rank. recvbuff is used on the root alone. In place, on
-/// the root: sendbuff = recvbuff + root · count.
+/// Gives rank `root` the blocks of `count` elements of all, in order of rank. recvbuff is used on the root
+/// alone. In place, on the root: sendbuff = recvbuff + root · count.
 ncclResult_t ncclGather(const void *sendbuff,
                         void *recvbuff,
                         size_t count,
@@ -691,8 +712,8 @@ ncclResult_t pncclGather(const void *sendbuff,
                         ncclComm_t comm,
                         cudaStream_t stream);
 
-/// Gives rank i block i, of `count` elements, of rank `root`. sendbuff is used on the root alone. In place, on the root:
-/// recvbuff = sendbuff + root · count.
+/// Gives rank i block i, of `count` elements, of rank `root`. sendbuff is used on the root alone. In place,
+/// on the root: recvbuff = sendbuff + root · count.
 ncclResult_t ncclScatter(const void *sendbuff,
                          void *recvbuff,
                          size_t count,
@@ -850,8 +871,8 @@ ncclResult_t pncclScatterConfig(const void *sendbuff,
                                cudaStream_t stream,
                                const struct ncclCollConfig_t *config);
 
-/// Sends `count` elements to rank `peer`, which receives as many bytes. Sends and receives that need each other to
-/// complete belong into one group; there their order does not matter.
+/// Sends `count` elements to rank `peer`, which receives as many bytes. Sends and receives that need each
+/// other to complete belong into one group; there their order does not matter.
 ncclResult_t ncclSend(const void *sendbuff,
                       size_t count,
                       ncclDataType_t datatype,
@@ -879,8 +900,9 @@ ncclResult_t pncclRecv(void *recvbuff,
                       ncclComm_t comm,
                       cudaStream_t stream);
 
-/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes. It is memory as cudaMalloc
-/// gives it: calls are as fast on that, and either can become a window (ncclCommWindowRegister).
+/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes. It is
+/// memory as cudaMalloc gives it: calls are as fast on that, and either can become a window
+/// (ncclCommWindowRegister).
 ncclResult_t ncclMemAlloc(void **ptr,
                           size_t size);
 ncclResult_t pncclMemAlloc(void **ptr,
@@ -890,9 +912,10 @@ ncclResult_t pncclMemAlloc(void **ptr,
 ncclResult_t ncclMemFree(void *ptr);
 ncclResult_t pncclMemFree(void *ptr);
 
-/// Checks a buffer and writes a handle to `*handle`, for ncclCommDeregister. It changes nothing else: no other rank hears of it, so
-/// none maps the buffer, and calls on it are staged as on any memory, through memory of this library. What spares the
-/// staging is a window of all ranks: ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC.
+/// Checks a buffer and writes a handle to `*handle`, for ncclCommDeregister. It changes nothing else: no
+/// other rank hears of it, so none maps the buffer, and calls on it are staged as on any memory, through
+/// memory of this library. What spares the staging is a window of all ranks: ncclCommWindowRegister with
+/// NCCL_WIN_COLL_SYMMETRIC.
 ncclResult_t ncclCommRegister(ncclComm_t comm,
                               void *buff,
                               size_t size,
@@ -906,12 +929,14 @@ ncclResult_t pncclCommRegister(ncclComm_t comm,
 ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle);
 ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
 
-/// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
-/// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
-/// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
-/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. Where GPUs exchange
-/// and a rank gives what is no memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL `buff`, or no bytes, is
-/// no window: `*win` stays as it is. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+/// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of
+/// `comm` calls it, between the same two calls, in a group if one thread has several: it waits for the
+/// others. Long calls stage nothing where such windows hold what they share: the results of ncclAllGather,
+/// ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of ncclAllReduce. In a group the
+/// handle is there at its end, NULL if the window could not be shared. Where GPUs exchange and a rank gives
+/// what is no memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL
+/// `buff`, or no bytes, is no window: `*win` stays as it is. With other flags it changes nothing, like
+/// ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
                                     void *buff,
                                     size_t size,
@@ -933,10 +958,11 @@ ncclResult_t pncclCommWindowDeregister(ncclComm_t comm,
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
 ncclResult_t pncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
 
-/// Writes `count` elements of device memory into rank `peer`'s part of the window `peerWin`, `peerWinOffset` bytes from where that begins,
-/// and then signals that rank. The window is one that all ranks have registered with NCCL_WIN_COLL_SYMMETRIC, by this rank's handle.
-/// Returns once that is enqueued; `localbuff` is the caller's again when the stream has done it. What a rank puts and signals goes in the
-/// order of the calls. `sigIdx`, `ctx` and `flags` are 0. Between GPUs of one host that reach each other; else ncclInvalidUsage.
+/// Writes `count` elements of device memory into rank `peer`'s part of the window `peerWin`, `peerWinOffset`
+/// bytes from where that begins, and then signals that rank. The window is one that all ranks have registered
+/// with NCCL_WIN_COLL_SYMMETRIC, by this rank's handle. Returns once that is enqueued; `localbuff` is the
+/// caller's again when the stream has done it. What a rank puts and signals goes in the order of the calls.
+/// `sigIdx`, `ctx` and `flags` are 0. Between GPUs of one host that reach each other; else ncclInvalidUsage.
 ncclResult_t ncclPutSignal(const void *localbuff,
                            size_t count,
                            ncclDataType_t datatype,
@@ -960,7 +986,8 @@ ncclResult_t pncclPutSignal(const void *localbuff,
                            ncclComm_t comm,
                            cudaStream_t stream);
 
-/// Signals rank `peer`, which may be this one, behind what this rank has put and signalled before. `sigIdx`, `ctx` and `flags` are 0.
+/// Signals rank `peer`, which may be this one, behind what this rank has put and signalled before. `sigIdx`,
+/// `ctx` and `flags` are 0.
 ncclResult_t ncclSignal(int peer,
                         int sigIdx,
                         int ctx,
@@ -974,10 +1001,12 @@ ncclResult_t pncclSignal(int peer,
                         ncclComm_t comm,
                         cudaStream_t stream);
 
-/// Has the stream wait for signals, as many of each rank as the `nDesc` descriptors say; no other wait gets the same ones. What was put
-/// before them is there then. Returns once that is enqueued. In a group it comes behind all that the group puts and signals, and before its other calls. If they do not
-/// come within UNISONO_NCCL_TIMEOUT, or a rank, no graph of which signals this one, destroys its communicator without sending them, the
-/// communicator fails; else, and in a graph, the stream waits as long as all ranks are well.
+/// Has the stream wait for signals, as many of each rank as the `nDesc` descriptors say; no other wait gets
+/// the same ones. What was put before them is there then. Returns once that is enqueued. In a group it comes
+/// behind all that the group puts and signals, and before its other calls. If they do not come within
+/// UNISONO_NCCL_TIMEOUT, or a rank, no graph of which signals this one, destroys its communicator without
+/// sending them, the communicator fails; else, and in a graph, the stream waits as long as all ranks are
+/// well.
 ncclResult_t ncclWaitSignal(int nDesc,
                             struct ncclWaitSignalDesc_t *signalDescs,
                             ncclComm_t comm,

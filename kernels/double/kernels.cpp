@@ -1,5 +1,5 @@
-// The kernels of the exchange and the courier as functions of the host, and what plays launches of them: src/cuda/exchange/tests and
-// src/cuda/courier/tests run it.
+// The kernels of the exchange and the courier as functions of the host, and what plays launches of them:
+// src/cuda/exchange/tests and src/cuda/courier/tests run it.
 
 #include "../machine.cuh"
 
@@ -183,8 +183,8 @@ struct Stream {
 // Turns for which a rank stands still, at most.
 constexpr u64 FROZEN = 50000;
 
-// After so many turns the first rank is told to end, the others up to `apart` turns after one another; when `grace` have gone by
-// since, the play is given up.
+// After so many turns the first rank is told to end, the others up to `apart` turns after one another; when `grace`
+// have gone by since, the play is given up.
 struct Patience {
     u64 turns, apart, grace;
 };

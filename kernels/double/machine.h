@@ -1,13 +1,14 @@
-// The words of CUDA C++ for a processor, so that the kernels run where there is no GPU, in orders that a GPU would seldom choose.
+// The words of CUDA C++ for a processor, so that the kernels run where there is no GPU, in orders that a GPU would
+// seldom choose.
 //
-// Each block is a thread of the host, of which one runs at a time; each of its threads is a context that goes on until it has to
-// wait, or until chance says that it is another's turn. A seed decides everything.
+// Each block is a thread of the host, of which one runs at a time; each of its threads is a context that goes on until
+// it has to wait, or until chance says that it is another's turn. A seed decides everything.
 //
-// Memory is as weak as PTX allows, as far as kernels could notice. What a thread stores lies *pending* in its block until chance,
-// a release or a fence behind it, or the end of the kernel commits it; threads of its block see it before if a barrier or their own
-// program orders it before them. What a thread loads may be old: anything that was there since its *horizon*, which acquires and
-// barriers move on, or since it last looked there. Memory that nobody else touches while a kernel runs may be used by plain
-// expressions.
+// Memory is as weak as PTX allows, as far as kernels could notice. What a thread stores lies *pending* in its block
+// until chance, a release or a fence behind it, or the end of the kernel commits it; threads of its block see it before
+// if a barrier or their own program orders it before them. What a thread loads may be old: anything that was there
+// since its *horizon*, which acquires and barriers move on, or since it last looked there. Memory that nobody else
+// touches while a kernel runs may be used by plain expressions.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +53,8 @@ constexpr u32 WARP = 32, WARPS = 16, BARRIERS = 16;
 
 // How adverse a run is: chances in 256. `Chances` of src/cuda/exchange/tests/play.rs.
 struct Chances {
-    // That another thread goes on after an access; that a load is old; that something pending is committed after a turn.
+    // That another thread goes on after an access; that a load is old; that something pending is committed after a
+    // turn.
     u32 yield, stale, commit;
     // That a rank stands still for a while when it would be somebody's turn.
     u32 freeze;

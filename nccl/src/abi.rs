@@ -34,7 +34,8 @@ pub type cudaStream_t = *mut CUstream_st;
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
 
-/// What a group needs to meet: made by one rank, given to all of them unchanged. It holds an address and a secret.
+/// What a group needs to meet: made by one rank, given to all of them unchanged. It holds an address and a
+/// secret.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclUniqueId {
@@ -152,7 +153,8 @@ pub struct ncclConfig_t {
     pub splitShare: c_int,
     /// Taken, without effect.
     pub trafficClass: c_int,
-    /// Named in errors and logs. Ranks may give different names. Children without one are named after their parent and colour.
+    /// Named in errors and logs. Ranks may give different names. Children without one are named after their
+    /// parent and colour.
     pub commName: *const c_char,
     /// Taken, without effect.
     pub collnetEnable: c_int,

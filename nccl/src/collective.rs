@@ -1,5 +1,5 @@
-//! The collectives. Each returns once the operation is enqueued on its stream, or, in a group, kept for the group's end. In
-//! host memory (see `place`) each returns when the operation is complete.
+//! The collectives. Each returns once the operation is enqueued on its stream, or, in a group, kept for the
+//! group's end. In host memory (see `place`) each returns when the operation is complete.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,7 +13,8 @@ use crate::error::{Result, fail};
 use crate::group::{self, in_group};
 use crate::place::Place;
 
-/// Combines `count` elements of every rank, and gives the result to all: the same bits. In place: recvbuff = sendbuff.
+/// Combines `count` elements of every rank, and gives the result to all: the same bits. In place: recvbuff =
+/// sendbuff.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllReduce(
     sendbuff: *const c_void,
@@ -28,8 +29,8 @@ pub unsafe extern "C" fn ncclAllReduce(
     in_group(|| Collective { op: Some(op), ..call }.launch(comm, stream))
 }
 
-/// Combines `count` elements of every rank on rank `root`. On other ranks recvbuff may be NULL. In place: recvbuff =
-/// sendbuff.
+/// Combines `count` elements of every rank on rank `root`. On other ranks recvbuff may be NULL. In place:
+/// recvbuff = sendbuff.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclReduce(
     sendbuff: *const c_void,
@@ -45,7 +46,8 @@ pub unsafe extern "C" fn ncclReduce(
     in_group(|| Collective { op: Some(op), root: Some(root), ..call }.launch(comm, stream))
 }
 
-/// Copies `count` elements of rank `root` to all. sendbuff is used on the root alone. In place: recvbuff = sendbuff.
+/// Copies `count` elements of rank `root` to all. sendbuff is used on the root alone. In place: recvbuff =
+/// sendbuff.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclBroadcast(
     sendbuff: *const c_void,
@@ -74,8 +76,8 @@ pub unsafe extern "C" fn ncclBcast(
     in_group(|| Collective { root: Some(root), ..call }.launch(comm, stream))
 }
 
-/// Gives every rank the blocks of `sendcount` elements of all, in order of rank. In place: sendbuff = recvbuff + rank ·
-/// sendcount.
+/// Gives every rank the blocks of `sendcount` elements of all, in order of rank. In place: sendbuff =
+/// recvbuff + rank · sendcount.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllGather(
     sendbuff: *const c_void,
@@ -89,8 +91,8 @@ pub unsafe extern "C" fn ncclAllGather(
     in_group(|| call.launch(comm, stream))
 }
 
-/// Combines `recvcount` · ranks elements of every rank, and gives each rank its block of the result. In place: recvbuff =
-/// sendbuff + rank · recvcount.
+/// Combines `recvcount` · ranks elements of every rank, and gives each rank its block of the result. In
+/// place: recvbuff = sendbuff + rank · recvcount.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclReduceScatter(
     sendbuff: *const c_void,
@@ -119,8 +121,8 @@ pub unsafe extern "C" fn ncclAlltoAll(
     in_group(|| call.launch(comm, stream))
 }
 
-/// Gives rank `root` the blocks of `count` elements of all, in order of rank. recvbuff is used on the root alone. In place, on
-/// the root: sendbuff = recvbuff + root · count.
+/// Gives rank `root` the blocks of `count` elements of all, in order of rank. recvbuff is used on the root
+/// alone. In place, on the root: sendbuff = recvbuff + root · count.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGather(
     sendbuff: *const c_void,
@@ -135,8 +137,8 @@ pub unsafe extern "C" fn ncclGather(
     in_group(|| Collective { root: Some(root), ..call }.launch(comm, stream))
 }
 
-/// Gives rank i block i, of `count` elements, of rank `root`. sendbuff is used on the root alone. In place, on the root:
-/// recvbuff = sendbuff + root · count.
+/// Gives rank i block i, of `count` elements, of rank `root`. sendbuff is used on the root alone. In place,
+/// on the root: recvbuff = sendbuff + root · count.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclScatter(
     sendbuff: *const c_void,

@@ -42,7 +42,8 @@ pub struct ncclCollConfig_t {
 /// Where `userProfilerTag` begins: no shorter struct was ever compiled.
 const SMALLEST: usize = std::mem::offset_of!(ncclCollConfig_t, userProfilerTag);
 
-/// Refuses what this library cannot do for a call. The most thread blocks that it may take, 0 for no word on it.
+/// Refuses what this library cannot do for a call. The most thread blocks that it may take, 0 for no word on
+/// it.
 ///
 /// # Safety
 /// `config` is NULL or a config.

@@ -66,8 +66,8 @@ pub(crate) fn change_phase(
     }
 }
 
-/// The communicator behind a handle, which is none any more. `None`: it is the parent's of this forked process, where nothing of
-/// it may be touched.
+/// The communicator behind a handle, which is none any more. `None`: it is the parent's of this forked
+/// process, where nothing of it may be touched.
 pub(crate) fn take(comm: ncclComm_t) -> Result<Option<Arc<Communicator>>> {
     let communicator = COMMUNICATORS.take(comm).ok_or_else(|| unknown(comm))?;
     if communicator.is_inherited() {
@@ -88,7 +88,8 @@ fn unknown(comm: ncclComm_t) -> Error {
     Error::new(Status::InvalidArgument, text)
 }
 
-/// One rank's communicator. It has a handle before it has met the others, so that they may be met in the background.
+/// One rank's communicator. It has a handle before it has met the others, so that they may be met in the
+/// background.
 pub(crate) struct Communicator {
     /// Once it has one.
     handle: OnceLock<Arc<Handle>>,
@@ -183,7 +184,8 @@ impl Phase {
         self.check_awake(context)
     }
 
-    /// Refuses what can still be done with a communicator whatever becomes of it, but not when it was finalized.
+    /// Refuses what can still be done with a communicator whatever becomes of it, but not when it was
+    /// finalized.
     pub(crate) fn check_ends(self, context: &Context) -> Result<()> {
         if self == Phase::Finalized {
             fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name());
@@ -200,13 +202,14 @@ impl Phase {
     }
 }
 
-/// How long the ranks of a new communicator wait for each other, if nothing says. NCCL's wait for as long as it takes, and programs rely
-/// on that: one rank prepares data while the others are already there.
+/// How long the ranks of a new communicator wait for each other, if nothing says. NCCL's wait for as long as
+/// it takes, and programs rely on that: one rank prepares data while the others are already there.
 const MEETING: Duration = Duration::from_secs(2 * 60 * 60);
 /// Seconds that ranks wait for each other.
 const MEETING_VARIABLE: &str = "UNISONO_NCCL_MEETING_TIMEOUT";
-/// Seconds that an operation may take, and that ranks wait for each other if [`MEETING_VARIABLE`] does not say. Without it an operation takes as long as it
-/// takes, as NCCL's do: ranks of a training wait while another one writes a checkpoint. Death is noticed without it.
+/// Seconds that an operation may take, and that ranks wait for each other if [`MEETING_VARIABLE`] does not
+/// say. Without it an operation takes as long as it takes, as NCCL's do: ranks of a training wait while
+/// another one writes a checkpoint. Death is noticed without it.
 const TIMEOUT_VARIABLE: &str = "UNISONO_NCCL_TIMEOUT";
 
 impl Communicator {
@@ -245,7 +248,8 @@ impl Communicator {
         handle
     }
 
-    /// Whether this is a child that was forked since: its locks may be held by threads that do not exist here.
+    /// Whether this is a child that was forked since: its locks may be held by threads that do not exist
+    /// here.
     fn is_inherited(&self) -> bool {
         self.fork != fork::generation()
     }
@@ -255,8 +259,8 @@ impl Communicator {
         self.servers.clone()
     }
 
-    /// Meets the others by `meet`, which gives nothing if this rank turns out to have no part in it, and ends before its time when it is
-    /// called off.
+    /// Meets the others by `meet`, which gives nothing if this rank turns out to have no part in it, and ends
+    /// before its time when it is called off.
     pub(crate) fn meet(&self, meet: impl FnOnce(&Recall) -> Result<Option<Context>>) {
         let met = caught(|| {
             let Some(context) = meet(&self.recall)? else { return Ok(None) };
@@ -331,8 +335,9 @@ impl Communicator {
         self.meeting().thread = Some(thread);
     }
 
-    /// Once it has met the others, waits until the thread on which it has done so holds it no more: whoever lets go of it next is the last,
-    /// and waits for what others are to hear. The program may end the process then.
+    /// Once it has met the others, waits until the thread on which it has done so holds it no more: whoever
+    /// lets go of it next is the last, and waits for what others are to hear. The program may end the process
+    /// then.
     pub(crate) fn await_thread(&self) {
         if self.met().is_none() {
             return;
@@ -379,7 +384,8 @@ impl Communicator {
         Ok(context)
     }
 
-    /// The group, for a call that was made while it was open: its thread's group may have finalized it behind the call.
+    /// The group, for a call that was made while it was open: its thread's group may have finalized it behind
+    /// the call.
     pub(crate) fn called_group(&self) -> Result<&Context> {
         let context = self.group()?;
         self.phase().check_unrevoked(context)?;
@@ -401,8 +407,8 @@ impl Communicator {
         self.making().iter().any(|child| !child.meeting().aborted) || !self.order.is_idle()
     }
 
-    /// Ends everything that runs, on purpose: as [`Communicator::abort`], but it has not failed, and what becomes of children that were
-    /// begun before is behind it.
+    /// Ends everything that runs, on purpose: as [`Communicator::abort`], but it has not failed, and what
+    /// becomes of children that were begun before is behind it.
     pub(crate) fn stop(&self) {
         let mut unmade = self.unmade();
         unmade.first = None;
@@ -425,7 +431,8 @@ impl Communicator {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first failure, if there was one; of what was stopped on purpose only those of its children, and that it has not met the others.
+    /// The first failure, if there was one; of what was stopped on purpose only those of its children, and
+    /// that it has not met the others.
     pub(crate) fn failure(&self) -> Option<Error> {
         let own = match self.outcome() {
             Some(Err(error)) => Some(error),
@@ -462,8 +469,8 @@ impl Communicator {
         Ok(context)
     }
 
-    /// Ends everything that runs, here at once and soon on the other ranks; also children that are being made, which clients may know
-    /// nothing else to end by. Waits for nobody.
+    /// Ends everything that runs, here at once and soon on the other ranks; also children that are being
+    /// made, which clients may know nothing else to end by. Waits for nobody.
     pub(crate) fn abort(&self) {
         // Before it looks for children: see `Making::of`.
         self.unmade().ended = true;
@@ -497,15 +504,16 @@ impl Communicator {
         }
     }
 
-    /// Keeps in sight what was started together on `stream`. What the stream was given before is done before it. What GPUs
-    /// do alone need not be kept.
+    /// Keeps in sight what was started together on `stream`. What the stream was given before is done before
+    /// it. What GPUs do alone need not be kept.
     pub(crate) fn keep(&self, stream: usize, works: impl IntoIterator<Item = Work>) {
         let mut works = works.into_iter().peekable();
         if works.peek().is_none() {
             return;
         }
         let mut started = self.started();
-        // Only looks, and no further than to the first that runs: each call has up to 64 before it. Mostly that is the first of all.
+        // Only looks, and no further than to the first that runs: each call has up to 64 before it. Mostly
+        // that is the first of all.
         let runs_on = |work: &Work| work.is_hosted() && !self.is_ended(work.peek());
         let first = started.iter().find(|(other, _)| *other == stream);
         if !first.is_some_and(|(_, work)| runs_on(work)) {
@@ -534,7 +542,8 @@ impl Communicator {
         result.is_some()
     }
 
-    /// Whether everything that was started has ended, also what others need of this rank to set up their children.
+    /// Whether everything that was started has ended, also what others need of this rank to set up their
+    /// children.
     pub(crate) fn idle(&self) -> bool {
         if !self.order.is_idle() {
             return false;
@@ -559,7 +568,8 @@ impl Communicator {
     fn finish_started(&self, deadline: Deadline) -> Result<()> {
         // They stay in sight: other threads ask for failures meanwhile, or wait, too.
         let started: Vec<Work> = self.started().iter().map(|(_, work)| work.clone()).collect();
-        // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
+        // All are waited for, also when one has failed; each ends by its own deadline, or when somebody
+        // aborts.
         let mut results: Vec<_> = started.iter().map(|work| work.wait(deadline).map(drop)).collect();
         self.started().retain(|(_, work)| !self.has_ended(work));
         if let Ok(context) = self.group() {

@@ -23,9 +23,9 @@ const SMALLEST: usize = offset_of!(ncclConfig_t, cgaClusterSize);
 /// Larger than any config will be: a size beyond it was never set.
 const LARGEST: usize = 4096;
 
-/// The fields after `blocking`, with the version of NCCL whose header has them first. A client's struct may end in
-/// padding where a later version has a field, so its size alone does not tell. The last one stands for itself and
-/// `nvlinkCentricSched`, which came with it.
+/// The fields after `blocking`, with the version of NCCL whose header has them first. A client's struct may
+/// end in padding where a later version has a field, so its size alone does not tell. The last one stands for
+/// itself and `nvlinkCentricSched`, which came with it.
 const FIELDS: [(usize, c_uint); 12] = [
     (offset_of!(ncclConfig_t, cgaClusterSize), 21700),
     (offset_of!(ncclConfig_t, minCTAs), 21700),
@@ -80,10 +80,12 @@ impl Config {
         }
     }
 
-    /// What the client asks for. Without a config it is as `parent`; what a config leaves unset is as if there were no parent.
+    /// What the client asks for. Without a config it is as `parent`; what a config leaves unset is as if
+    /// there were no parent.
     ///
     /// # Safety
-    /// `config` is NULL or points to as many readable bytes as its first field says, and its texts are NULL or C strings.
+    /// `config` is NULL or points to as many readable bytes as its first field says, and its texts are NULL
+    /// or C strings.
     pub(crate) unsafe fn parse(config: *const ncclConfig_t, parent: &Config) -> Result<Config> {
         if config.is_null() {
             // A child has a name of its own.
@@ -173,8 +175,8 @@ unsafe fn copied(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
     }
     let mut given = MaybeUninit::new(UNSET_CONFIG);
     let common = theirs.min(size_of::<ncclConfig_t>());
-    // SAFETY: source and destination hold at least the smaller of the two sizes, and the copy is ours alone. Its
-    // fields are integers and pointers, for which any bytes are valid.
+    // SAFETY: source and destination hold at least the smaller of the two sizes, and the copy is ours alone.
+    // Its fields are integers and pointers, for which any bytes are valid.
     let mut given = unsafe {
         std::ptr::copy_nonoverlapping(config.cast::<u8>(), given.as_mut_ptr().cast::<u8>(), common);
         given.assume_init()

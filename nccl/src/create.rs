@@ -30,10 +30,11 @@ pub const NCCL_SHRINK_DEFAULT: c_int = 0;
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_SHRINK_ABORT: c_int = 1;
 
-/// Makes this rank's communicator of `nranks` and writes it to `*comm`. Its device is the one that is current on this thread.
+/// Makes this rank's communicator of `nranks` and writes it to `*comm`. Its device is the one that is current
+/// on this thread.
 ///
-/// All ranks call it with the same id, from processes or threads of their own, or in one group. It returns when all
-/// have come.
+/// All ranks call it with the same id, from processes or threads of their own, or in one group. It returns
+/// when all have come.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(
     comm: *mut ncclComm_t,
@@ -58,8 +59,8 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     in_group(|| unsafe { from_ids(comm, nranks, &[commId], rank, config) })
 }
 
-/// As ncclCommInitRankConfig, for programs that have made up to one unique id for each rank: the same ids in the same order
-/// on every rank. The ranks meet by the first.
+/// As ncclCommInitRankConfig, for programs that have made up to one unique id for each rank: the same ids in
+/// the same order on every rank. The ranks meet by the first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankScalable(
     newcomm: *mut ncclComm_t,
@@ -86,8 +87,8 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     })
 }
 
-/// Makes the communicators of all ranks of a group in this process, one for each device of `devlist` (NULL: the first
-/// `ndev`), and writes them to `comm[0]` to `comm[ndev - 1]`.
+/// Makes the communicators of all ranks of a group in this process, one for each device of `devlist` (NULL:
+/// the first `ndev`), and writes them to `comm[0]` to `comm[ndev - 1]`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitAll(
     comm: *mut ncclComm_t,
@@ -139,9 +140,9 @@ pub unsafe extern "C" fn ncclCommInitAll(
     })
 }
 
-/// Makes children of a communicator: ranks that give the same `color` form one, ordered by `key`, then by their rank here. All
-/// ranks of `comm` call it. With NCCL_SPLIT_NOCOLOR a rank joins none, and `*newcomm` is NULL. A NULL `config` is the
-/// parent's.
+/// Makes children of a communicator: ranks that give the same `color` form one, ordered by `key`, then by
+/// their rank here. All ranks of `comm` call it. With NCCL_SPLIT_NOCOLOR a rank joins none, and `*newcomm` is
+/// NULL. A NULL `config` is the parent's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSplit(
     comm: ncclComm_t,
@@ -171,10 +172,11 @@ pub unsafe extern "C" fn ncclCommSplit(
     })
 }
 
-/// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not call it: the
-/// others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has failed,
-/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. Without that a parent that has
-/// failed is refused, also on ranks that have begun before they knew of it; all may try again then. A NULL `config` is the parent's.
+/// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not
+/// call it: the others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has
+/// failed, NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it.
+/// Without that a parent that has failed is refused, also on ranks that have begun before they knew of it;
+/// all may try again then. A NULL `config` is the parent's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommShrink(
     comm: ncclComm_t,
@@ -272,7 +274,8 @@ unsafe fn from_ids(
     group::join(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
 }
 
-/// There is no communicator until it is made, nor if it cannot be: programs look at what they were given, not only at the result.
+/// There is no communicator until it is made, nor if it cannot be: programs look at what they were given, not
+/// only at the result.
 ///
 /// # Safety
 /// `place` is NULL or writable.
@@ -304,8 +307,8 @@ pub(crate) fn options(rank: u32, size: u32, rendezvous: Rendezvous, name: &str) 
     })
 }
 
-/// What tells this host from others, as NCCL's settings have it: `None` leaves it to the library, which has its own
-/// variable.
+/// What tells this host from others, as NCCL's settings have it: `None` leaves it to the library, which has
+/// its own variable.
 fn host() -> Option<String> {
     let ours = unisono::settings::get("UNISONO_HOST").is_some();
     settings::get("NCCL_HOSTID").filter(|name| !ours && !name.is_empty())
@@ -358,7 +361,8 @@ mod tests {
         (answer, text)
     }
 
-    /// One rank has begun to shrink what has failed for another: it is not kept waiting, and both can try again.
+    /// One rank has begun to shrink what has failed for another: it is not kept waiting, and both can try
+    /// again.
     #[test]
     fn who_shrinks_hears_that_another_rank_has_been_refused() {
         const PATIENCE: Duration = Duration::from_secs(60);

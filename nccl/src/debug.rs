@@ -1,7 +1,7 @@
-//! What NCCL_DEBUG asks for: VERSION, WARN, INFO or TRACE, each with what those before it tell. Lines go to standard output or, with
-//! NCCL_DEBUG_FILE, to that file, in whose name %h stands for the host and %p for the process. Without it the library is silent, unless
-//! UNISONO_LOG asks: its lines go to standard error, as in libunisono. What unisono_log_set has said goes before all of it, but for the
-//! line with the version.
+//! What NCCL_DEBUG asks for: VERSION, WARN, INFO or TRACE, each with what those before it tell. Lines go to
+//! standard output or, with NCCL_DEBUG_FILE, to that file, in whose name %h stands for the host and %p for
+//! the process. Without it the library is silent, unless UNISONO_LOG asks: its lines go to standard error, as
+//! in libunisono. What unisono_log_set has said goes before all of it, but for the line with the version.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -48,8 +48,8 @@ impl Wish {
     }
 }
 
-/// Has messages told as the environment asks, once. The native face may have been called before, and has a logger for both; a Rust
-/// program that has its own keeps it.
+/// Has messages told as the environment asks, once. The native face may have been called before, and has a
+/// logger for both; a Rust program that has its own keeps it.
 pub(crate) fn install() {
     if !READ.swap(true, Ordering::Relaxed) {
         read_environment();

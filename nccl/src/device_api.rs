@@ -1,6 +1,6 @@
-//! The device API: what NCCL's headers compile into clients' kernels reads structures of NCCL's own making, whose layout
-//! changes with each version. This library does not make them, and every call that would says so. What is plain
-//! arithmetic on ranks is answered.
+//! The device API: what NCCL's headers compile into clients' kernels reads structures of NCCL's own making,
+//! whose layout changes with each version. This library does not make them, and every call that would says
+//! so. What is plain arithmetic on ranks is answered.
 //!
 //! None of this is in our header: clients of the device API compile against NVIDIA's.
 
@@ -186,8 +186,8 @@ fn rank_in(comm: ncclComm_t, team: ncclTeam_t, rank: c_int, own: impl FnOnce(c_i
     )
 }
 
-/// What ncclCommQueryProperties tells, as far as this library has something to tell. Later versions go on from here with
-/// what is all zero for it: features that it does not have.
+/// What ncclCommQueryProperties tells, as far as this library has something to tell. Later versions go on
+/// from here with what is all zero for it: features that it does not have.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclCommProperties_t {
@@ -205,7 +205,8 @@ pub struct ncclCommProperties_t {
     pub cudaDev: c_int,
     /// Its number for NVML; −1: not known.
     pub nvmlDev: c_int,
-    /// Whether ncclDevCommCreate works, whether there is multicast, and how kernels reach the network (no), and padding.
+    /// Whether ncclDevCommCreate works, whether there is multicast, and how kernels reach the network (no),
+    /// and padding.
     pub no: [u8; 8],
 }
 

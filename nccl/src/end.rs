@@ -14,8 +14,9 @@ use crate::group::{self, in_group};
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 
-/// Waits until everything that was started on the communicator here is complete; in a group, at its end, also for what was called
-/// before in the group. From this call on it can only be destroyed. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
+/// Waits until everything that was started on the communicator here is complete; in a group, at its end, also
+/// for what was called before in the group. From this call on it can only be destroyed. One that does not
+/// block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
 /// revoked, is ncclInvalidArgument. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
@@ -60,9 +61,10 @@ pub(crate) fn finish(finalized: impl IntoIterator<Item = Arc<Communicator>>) -> 
     all
 }
 
-/// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. What was
-/// called before in a group is started and waited for at the group's end, when nobody can abort it any more. NULL is fine.
+/// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what
+/// it has yet to give. As long as they are well it waits for them, however late they come, or until another
+/// thread calls ncclCommAbort. What was called before in a group is started and waited for at the group's
+/// end, when nobody can abort it any more. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
@@ -94,8 +96,9 @@ pub(crate) fn drain_destroyed(communicator: &Communicator) {
     }
 }
 
-/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a second. Children
-/// that are being made of it end here. From any thread, also while others wait in calls on it. Waits for no other rank. NULL is fine.
+/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a
+/// second. Children that are being made of it end here. From any thread, also while others wait in calls on
+/// it. Waits for no other rank. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
@@ -109,10 +112,11 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     })
 }
 
-/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be split and shrunk, if all
-/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that: then there is nothing
-/// to split or shrink, which ncclCommGetAsyncError tells, and it can only be destroyed. `revokeFlags` is NCCL_REVOKE_DEFAULT. A second
-/// time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
+/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be
+/// split and shrunk, if all ranks have revoked it that take part, destroyed or aborted. Also while it is
+/// being created, which ends that: then there is nothing to split or shrink, which ncclCommGetAsyncError
+/// tells, and it can only be destroyed. `revokeFlags` is NCCL_REVOKE_DEFAULT. A second time, or when it was
+/// finalized, is ncclInvalidArgument. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
     guard(|| {

@@ -1,9 +1,10 @@
 //! Starts calls: the only module that gives anything to unisono's contexts.
 //!
-//! On devices a call is enqueued and this returns. In host memory it returns when the call is complete. Calls of one
-//! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other. For the streams of
-//! one communicator a group is one operation: it begins when all have come to it, and they go on when it is done. What
-//! `communicator::start_together` does for one device is done here for several, whose default streams have one name.
+//! On devices a call is enqueued and this returns. In host memory it returns when the call is complete. Calls
+//! of one group are all begun before any stream is made to wait, or any is waited for: they may depend on
+//! each other. For the streams of one communicator a group is one operation: it begins when all have come to
+//! it, and they go on when it is done. What `communicator::start_together` does for one device is done here
+//! for several, whose default streams have one name.
 
 mod calls;
 #[cfg(test)]
@@ -104,7 +105,8 @@ impl Launch {
         let context = self.communicator.called_group()?;
         let current = Current::of(self)?;
         let _entered = current.as_ref().map(Current::enter).transpose()?;
-        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
+        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream
+        // lives.
         unsafe { context.begin_launch_together(&self.request, &self.call()) }
     }
 
@@ -160,7 +162,8 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
     }
 }
 
-/// Starts the calls of a group. All that can be started are, also when one cannot; the first error is returned.
+/// Starts the calls of a group. All that can be started are, also when one cannot; the first error is
+/// returned.
 pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     let joined = calls.joined()?;
     let copies = take_messages_to_itself(&mut calls.others)?;
@@ -205,12 +208,13 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     first.map_or(Ok(()), Err)
 }
 
-/// Agrees with the other ranks how the group's devices reach each other. Part of making a communicator: later there may be no
-/// thread for each rank.
+/// Agrees with the other ranks how the group's devices reach each other. Part of making a communicator: later
+/// there may be no thread for each rank.
 pub(crate) fn connect(context: &Context, place: Place) -> Result<()> {
     match place {
         Place::Device(device) => {
-            // Before any call, which may wait for the other ranks on the device. Whoever needs it would try again.
+            // Before any call, which may wait for the other ranks on the device. Whoever needs it would try
+            // again.
             if let Err(error) = devices().and_then(|devices| devices.prepare_scalars(device)) {
                 log::warn!("{error}");
             }
@@ -227,7 +231,8 @@ struct Begun<'a> {
     pending: Vec<Pending>,
 }
 
-/// Begins calls. Those of one place are closed with it current, all that are together at once. `note` is told what fails.
+/// Begins calls. Those of one place are closed with it current, all that are together at once. `note` is told
+/// what fails.
 fn begin_by_place(launches: &[Launch], mut note: impl FnMut(Error)) -> Vec<Begun<'_>> {
     let mut begun: Vec<Begun<'_>> = Vec::new();
     for launch in launches {
@@ -251,7 +256,8 @@ fn begin_by_place(launches: &[Launch], mut note: impl FnMut(Error)) -> Vec<Begun
     begun
 }
 
-/// Leaves works to their communicators, those of one stream together; what is in host memory is waited for. `note` is told what fails.
+/// Leaves works to their communicators, those of one stream together; what is in host memory is waited for.
+/// `note` is told what fails.
 fn leave(mut works: Vec<(&Launch, Work)>, mut note: impl FnMut(Error)) {
     while let Some((launch, _)) = works.first() {
         let (communicator, stream) = (&launch.communicator, launch.stream);
@@ -281,9 +287,10 @@ fn close(place: Place, pending: Vec<Pending>) -> Result<Vec<Result<Work>>> {
     }
 }
 
-/// Whether streams wait for what side streams do, and not the client's thread. Only if the driver loads all kernels of a
-/// module with it: else it loads each when it is launched first, and may then wait for the device with a lock held that
-/// side streams need; the client's kernels are not ours to load beforehand. And only if there are queues enough.
+/// Whether streams wait for what side streams do, and not the client's thread. Only if the driver loads all
+/// kernels of a module with it: else it loads each when it is launched first, and may then wait for the
+/// device with a lock held that side streams need; the client's kernels are not ours to load beforehand. And
+/// only if there are queues enough.
 static STREAMS_WAIT: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER") && queues::are_many()
 });
@@ -328,7 +335,8 @@ struct Copy {
     to: usize,
 }
 
-/// Pairs the sends of each rank to itself with its receives from itself, in their order, and takes them out of the list.
+/// Pairs the sends of each rank to itself with its receives from itself, in their order, and takes them out
+/// of the list.
 fn take_messages_to_itself(launches: &mut Vec<Launch>) -> Result<Vec<Copy>> {
     let to_itself =
         |launch: &mut Launch| launch.communicator.group().is_ok_and(|context| launch.is_to_itself(context));
@@ -372,8 +380,8 @@ fn take_messages_to_itself(launches: &mut Vec<Launch>) -> Result<Vec<Copy>> {
 }
 
 impl Copy {
-    /// A broadcast in a group of one, on the receive's stream, between what the send's stream was given before and what it
-    /// is given afterwards.
+    /// A broadcast in a group of one, on the receive's stream, between what the send's stream was given
+    /// before and what it is given afterwards.
     fn start(&self) -> Result<()> {
         let communicator = &self.communicator;
         // The copy goes over another group.
@@ -400,7 +408,8 @@ impl Copy {
         }
         let call =
             Call { timeout: Some(operation_timeout()), stream: Some(to), on_device: true, ..Call::default() };
-        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the streams live.
+        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the streams
+        // live.
         let work = unsafe { context.start(&self.request, &call) }?;
         if from != to {
             // SAFETY: the client's streams live.

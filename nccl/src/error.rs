@@ -25,8 +25,8 @@ pub(crate) const SUCCESS: ncclResult_t = ncclResult::ncclSuccess as ncclResult_t
 /// `ncclInProgress`.
 pub(crate) const IN_PROGRESS: ncclResult_t = ncclResult::ncclInProgress as ncclResult_t;
 
-/// The result that stands for a status. A timeout is the other ranks' doing: NCCL has a result of its own for that only
-/// since 2.30, which clients of the version that this library reports do not know.
+/// The result that stands for a status. A timeout is the other ranks' doing: NCCL has a result of its own for
+/// that only since 2.30, which clients of the version that this library reports do not know.
 pub(crate) fn result(status: Status) -> ncclResult_t {
     let result = match status {
         Status::Ok => ncclResult::ncclSuccess,
@@ -61,9 +61,9 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
     text.as_ptr()
 }
 
-/// The text of this thread's last failure: one line that says what happened, who did it and what to do. If nothing has
-/// failed on this thread and `comm` is a communicator that has failed, the text of that failure. Empty otherwise, never
-/// NULL. `comm` may be NULL.
+/// The text of this thread's last failure: one line that says what happened, who did it and what to do. If
+/// nothing has failed on this thread and `comm` is a communicator that has failed, the text of that failure.
+/// Empty otherwise, never NULL. `comm` may be NULL.
 ///
 /// The text is valid until the next call that fails on the same thread.
 #[unsafe(no_mangle)]
@@ -76,14 +76,15 @@ pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
 }
 
 thread_local! {
-    /// Not dropped with its thread, but behind all that runs there: destructors of the program read it, too, and fail.
+    /// Not dropped with its thread, but behind all that runs there: destructors of the program read it, too,
+    /// and fail.
     static LAST_ERROR: RefCell<ManuallyDrop<Texts>> = const { RefCell::new(ManuallyDrop::new(Texts::NONE)) };
 }
 
 static FORGET: ThreadEnd = ThreadEnd::new(|| LAST_ERROR.with_borrow_mut(|last| **last = Texts::NONE));
 
-/// What ncclGetLastError may have given out stays where it is until a call fails: telling of a communicator's failure is
-/// no failure.
+/// What ncclGetLastError may have given out stays where it is until a call fails: telling of a communicator's
+/// failure is no failure.
 struct Texts {
     /// Of the last call that failed.
     last: Option<CString>,

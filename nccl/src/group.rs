@@ -1,4 +1,5 @@
-//! Groups: between ncclGroupStart and the outermost ncclGroupEnd a thread's calls are kept, and then started together.
+//! Groups: between ncclGroupStart and the outermost ncclGroupEnd a thread's calls are kept, and then started
+//! together.
 
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, replace};
@@ -55,8 +56,8 @@ struct Kept {
 }
 
 thread_local! {
-    /// Not dropped with its thread, but given up behind all that runs there: destructors of the program, and what runs at
-    /// the end of the process, make calls, too.
+    /// Not dropped with its thread, but given up behind all that runs there: destructors of the program, and
+    /// what runs at the end of the process, make calls, too.
     static KEPT: RefCell<ManuallyDrop<Kept>> =
         const { RefCell::new(ManuallyDrop::new(Kept { group: Group::NONE, is_armed: false })) };
 }
@@ -69,8 +70,8 @@ static GIVE_UP: ThreadEnd = ThreadEnd::new(|| {
     }
 });
 
-/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there. A thread that ends
-/// before starts nothing, and communicators that it was to make answer ncclInvalidUsage.
+/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there. A thread
+/// that ends before starts nothing, and communicators that it was to make answer ncclInvalidUsage.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     guard(|| {
@@ -85,11 +86,11 @@ pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     })
 }
 
-/// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed, it starts
-/// nothing and answers with the first one's error. What fails only as it is started does not keep the rest from starting;
-/// the answer is then an error of communicators that were to be made, of windows, of other calls or of finalizing, in this order. It
-/// returns once all is enqueued on the streams; communicators that are made in the group have met when it returns or, if
-/// they do not block, answer ncclInProgress.
+/// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed,
+/// it starts nothing and answers with the first one's error. What fails only as it is started does not keep
+/// the rest from starting; the answer is then an error of communicators that were to be made, of windows, of
+/// other calls or of finalizing, in this order. It returns once all is enqueued on the streams; communicators
+/// that are made in the group have met when it returns or, if they do not block, answer ncclInProgress.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
     guard(|| match end("ncclGroupEnd")? {
@@ -98,7 +99,8 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
     })
 }
 
-/// Ends a group as ncclGroupEnd does, but starts nothing: `*simInfo` tells how many microseconds it would take, roughly.
+/// Ends a group as ncclGroupEnd does, but starts nothing: `*simInfo` tells how many microseconds it would
+/// take, roughly.
 ///
 /// The estimate is for ranks that share NVLink, by the latency and the bytes of each call.
 #[unsafe(no_mangle)]
@@ -177,7 +179,8 @@ pub(crate) fn put_or_signal(start: impl FnOnce() -> Result<()> + 'static) -> Res
     now.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
 }
 
-/// Waits for signals, now or at the end of the group, behind what it puts and signals: others may wait for that first.
+/// Waits for signals, now or at the end of the group, behind what it puts and signals: others may wait for
+/// that first.
 pub(crate) fn wait_signals(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
     let now = keep(start, |group, start| group.waits.push(Box::new(start)));
     now.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
@@ -223,8 +226,8 @@ impl Group {
         }
         let met = setup::meet(self.joinings);
         let shared = setup::share(self.sharings);
-        // Before all calls, as NCCL has them: calls of other ranks may be behind a wait for what this one sends, and calls of this
-        // one need what it waits for.
+        // Before all calls, as NCCL has them: calls of other ranks may be behind a wait for what this one
+        // sends, and calls of this one need what it waits for.
         let one_sided =
             self.sent.into_iter().chain(self.waits).map(|start| start()).fold(Ok(()), Result::and);
         let launched = engine::launch_all(self.calls);
@@ -467,8 +470,8 @@ mod tests {
         assert_eq!(rank.join().expect("no panic"), [(); 3].map(|()| Ok(SUCCESS)));
     }
 
-    /// In host memory a call is complete when it returns, as it is for what a stream is given next. There are no signals: a channel
-    /// stands for them.
+    /// In host memory a call is complete when it returns, as it is for what a stream is given next. There are
+    /// no signals: a channel stands for them.
     #[test]
     fn what_a_group_waits_for_is_there_when_its_calls_begin() {
         static PLACES: [AtomicU8; 2] = [AtomicU8::new(1), AtomicU8::new(0)];

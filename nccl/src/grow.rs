@@ -15,12 +15,13 @@ use crate::place::Place;
 use crate::setup::{Joining, Ranks};
 use crate::unique_id;
 
-/// Makes the id by which ranks join in the next ncclCommGrow of the communicator, and writes it to `*uniqueId`. One of its
-/// ranks calls it, whichever, and the program gives the 128 bytes to the ranks that join.
+/// Makes the id by which ranks join in the next ncclCommGrow of the communicator, and writes it to
+/// `*uniqueId`. One of its ranks calls it, whichever, and the program gives the 128 bytes to the ranks that
+/// join.
 ///
-/// An id serves one growing: another one is ncclInvalidUsage until this rank has called ncclCommGrow. This process serves it as
-/// ncclGetUniqueId says, at a place of its own also where NCCL_COMM_ID is set, and no more once the communicator is destroyed
-/// without having grown.
+/// An id serves one growing: another one is ncclInvalidUsage until this rank has called ncclCommGrow. This
+/// process serves it as ncclGetUniqueId says, at a place of its own also where NCCL_COMM_ID is set, and no
+/// more once the communicator is destroyed without having grown.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetUniqueId(comm: ncclComm_t, uniqueId: *mut ncclUniqueId) -> ncclResult_t {
     guard(|| {
@@ -46,17 +47,18 @@ pub unsafe extern "C" fn ncclCommGetUniqueId(comm: ncclComm_t, uniqueId: *mut nc
     })
 }
 
-/// Makes a communicator of the ranks of another one, the parent, and of others that join them: `nRanks` in all, more than the
-/// parent has. It returns when all have come.
+/// Makes a communicator of the ranks of another one, the parent, and of others that join them: `nRanks` in
+/// all, more than the parent has. It returns when all have come.
 ///
-/// All ranks of the parent call it with `comm` and a `rank` of -1, and keep their ranks. One of them has called
-/// ncclCommGetUniqueId before; each may pass that id or NULL. Ranks that join pass NULL for `comm`, the id, and a rank from the
-/// parent's size to `nRanks` - 1; their device is the one that is current on this thread. A NULL `config` is the parent's, and for a rank
-/// that joins the default one.
+/// All ranks of the parent call it with `comm` and a `rank` of -1, and keep their ranks. One of them has
+/// called ncclCommGetUniqueId before; each may pass that id or NULL. Ranks that join pass NULL for `comm`,
+/// the id, and a rank from the parent's size to `nRanks` - 1; their device is the one that is current on this
+/// thread. A NULL `config` is the parent's, and for a rank that joins the default one.
 ///
-/// The parent goes on, and is destroyed by the program. If it does not block, or the new one does not, the call answers
-/// ncclInProgress, and ncclCommGetAsyncError of `*newcomm` tells when that is made. If ranks of the parent differ in the id or in
-/// `nRanks`, if none has made an id, or if one is gone, it fails on all ranks, also on those that join.
+/// The parent goes on, and is destroyed by the program. If it does not block, or the new one does not, the
+/// call answers ncclInProgress, and ncclCommGetAsyncError of `*newcomm` tells when that is made. If ranks of
+/// the parent differ in the id or in `nRanks`, if none has made an id, or if one is gone, it fails on all
+/// ranks, also on those that join.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGrow(
     comm: ncclComm_t,
@@ -176,7 +178,8 @@ unsafe fn given(id: *const ncclUniqueId) -> Result<Option<[u8; ID_BYTES]>> {
 /// By what name all ranks meet: those that join do not know the parent's.
 const MEETING: &str = "grown";
 
-/// An id by which ranks are to join a communicator. If they do not, it is served no more when this is dropped.
+/// An id by which ranks are to join a communicator. If they do not, it is served no more when this is
+/// dropped.
 pub(crate) struct Invitation {
     id: [u8; ID_BYTES],
 }
@@ -198,8 +201,9 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// How this rank meets all others, as the ranks of the parent agree, and the id by which they do if this rank has made it, to be
-    /// kept meanwhile. If they do not agree, those that join are told so by the ranks whose processes serve an id that they may have.
+    /// How this rank meets all others, as the ranks of the parent agree, and the id by which they do if this
+    /// rank has made it, to be kept meanwhile. If they do not agree, those that join are told so by the ranks
+    /// whose processes serve an id that they may have.
     pub(crate) fn agree(self, parent: &Communicator) -> Result<(Options, Option<Invitation>)> {
         let context = parent.group()?;
         let own = self.own;
@@ -214,7 +218,8 @@ impl Growth {
         match agreed {
             Ok(id) => Ok((meeting(id)?, own)),
             Err(error) => {
-                // Those that join may have either, also one that serves no more for growing, or never has. This process keeps it meanwhile.
+                // Those that join may have either, also one that serves no more for growing, or never has.
+                // This process keeps it meanwhile.
                 let other = self.id.filter(|_| made != self.id);
                 for (id, _server) in
                     made.into_iter().chain(other).filter_map(|id| Some((id, served::server(&id)?)))

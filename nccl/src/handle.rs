@@ -1,5 +1,5 @@
-//! Handles are numbers. A client's pointer is never followed: it is looked up, and one that was never given out, or was
-//! given back, is an error with a text instead of a fault. Numbers are never used again.
+//! Handles are numbers. A client's pointer is never followed: it is looked up, and one that was never given
+//! out, or was given back, is an error with a text instead of a fault. Numbers are never used again.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -108,7 +108,8 @@ impl<T: Send + Sync> Table<T> {
         // What `over` holds is dropped without the lock.
     }
 
-    /// Has a handle stand for something else from now on. What it stood for; `None`: it was taken back before.
+    /// Has a handle stand for something else from now on. What it stood for; `None`: it was taken back
+    /// before.
     pub(crate) fn replace<H>(&'static self, handle: *const H, value: Arc<T>) -> Option<Arc<T>> {
         let before =
             self.entries.write().get_mut(&handle.addr()).map(|entry| std::mem::replace(entry, value));

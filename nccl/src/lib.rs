@@ -1,10 +1,11 @@
 //! The NCCL face: `libnccl.so.2`, the names of NCCL 2.28.9 and later over unisono's engine.
 //!
-//! An export parses its arguments, makes a [`group::Launch`] or a [`setup::Joining`] of them and hands it to the
-//! thread's group; outside of a group that ends at once. [`engine`] is the only module that starts anything.
+//! An export parses its arguments, makes a [`group::Launch`] or a [`setup::Joining`] of them and hands it to
+//! the thread's group; outside of a group that ends at once. [`engine`] is the only module that starts
+//! anything.
 //!
-//! Handles are numbers, never addresses ([`handle`]): a stale one is found out instead of followed. Whatever fails
-//! leaves its text in the thread's last error ([`error`]), and no panic crosses the boundary.
+//! Handles are numbers, never addresses ([`handle`]): a stale one is found out instead of followed. Whatever
+//! fails leaves its text in the thread's last error ([`error`]), and no panic crosses the boundary.
 #![allow(
     non_camel_case_types,
     non_snake_case,

@@ -1,8 +1,9 @@
 //! Memory: allocation, and the registrations that NCCL's clients make.
 //!
-//! Symmetric windows are mapped by all ranks, which then read and write each other's memory there. Other registrations change
-//! nothing: one rank's word binds no other, and every call takes ordinary memory, which it stages. They are checked and given
-//! a handle, so that clients' own bookkeeping works and mistakes are found.
+//! Symmetric windows are mapped by all ranks, which then read and write each other's memory there. Other
+//! registrations change nothing: one rank's word binds no other, and every call takes ordinary memory, which
+//! it stages. They are checked and given a handle, so that clients' own bookkeeping works and mistakes are
+//! found.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -32,8 +33,9 @@ enum Allocation {
 /// As windows must be aligned.
 const PAGE: usize = 4096;
 
-/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes. It is memory as cudaMalloc
-/// gives it: calls are as fast on that, and either can become a window (ncclCommWindowRegister).
+/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes. It is
+/// memory as cudaMalloc gives it: calls are as fast on that, and either can become a window
+/// (ncclCommWindowRegister).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     guard(|| {
@@ -181,9 +183,10 @@ pub(crate) fn window_of(comm: ncclComm_t, win: ncclWindow_t, name: &str) -> Resu
     }
 }
 
-/// Checks a buffer and writes a handle to `*handle`, for ncclCommDeregister. It changes nothing else: no other rank hears of it, so
-/// none maps the buffer, and calls on it are staged as on any memory, through memory of this library. What spares the
-/// staging is a window of all ranks: ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC.
+/// Checks a buffer and writes a handle to `*handle`, for ncclCommDeregister. It changes nothing else: no
+/// other rank hears of it, so none maps the buffer, and calls on it are staged as on any memory, through
+/// memory of this library. What spares the staging is a window of all ranks: ncclCommWindowRegister with
+/// NCCL_WIN_COLL_SYMMETRIC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(
     comm: ncclComm_t,
@@ -215,20 +218,23 @@ pub extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> n
 /// ncclCommWindowRegister: no promise.
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_DEFAULT: c_int = 0;
-/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This library asks less: that
-/// all ranks of a call have what it shares in such windows, or none: see ncclCommWindowRegister.)
+/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This
+/// library asks less: that all ranks of a call have what it shares in such windows, or none: see
+/// ncclCommWindowRegister.)
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// ncclCommWindowRegister: what is put there comes in the order in which it is sent, which it does anyway.
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 
-/// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
-/// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
-/// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
-/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. Where GPUs exchange
-/// and a rank gives what is no memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL `buff`, or no bytes, is
-/// no window: `*win` stays as it is. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+/// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of
+/// `comm` calls it, between the same two calls, in a group if one thread has several: it waits for the
+/// others. Long calls stage nothing where such windows hold what they share: the results of ncclAllGather,
+/// ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of ncclAllReduce. In a group the
+/// handle is there at its end, NULL if the window could not be shared. Where GPUs exchange and a rank gives
+/// what is no memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL
+/// `buff`, or no bytes, is no window: `*win` stays as it is. With other flags it changes nothing, like
+/// ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,

@@ -1,4 +1,5 @@
-//! One-sided operations of 2.29: a rank writes into a window of another one and signals it, which waits for signals.
+//! One-sided operations of 2.29: a rank writes into a window of another one and signals it, which waits for
+//! signals.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -14,10 +15,11 @@ use crate::group::{self, in_group};
 use crate::memory::window_of;
 use crate::place::Place;
 
-/// Writes `count` elements of device memory into rank `peer`'s part of the window `peerWin`, `peerWinOffset` bytes from where that begins,
-/// and then signals that rank. The window is one that all ranks have registered with NCCL_WIN_COLL_SYMMETRIC, by this rank's handle.
-/// Returns once that is enqueued; `localbuff` is the caller's again when the stream has done it. What a rank puts and signals goes in the
-/// order of the calls. `sigIdx`, `ctx` and `flags` are 0. Between GPUs of one host that reach each other; else ncclInvalidUsage.
+/// Writes `count` elements of device memory into rank `peer`'s part of the window `peerWin`, `peerWinOffset`
+/// bytes from where that begins, and then signals that rank. The window is one that all ranks have registered
+/// with NCCL_WIN_COLL_SYMMETRIC, by this rank's handle. Returns once that is enqueued; `localbuff` is the
+/// caller's again when the stream has done it. What a rank puts and signals goes in the order of the calls.
+/// `sigIdx`, `ctx` and `flags` are 0. Between GPUs of one host that reach each other; else ncclInvalidUsage.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclPutSignal(
     localbuff: *const c_void,
@@ -47,13 +49,15 @@ pub unsafe extern "C" fn ncclPutSignal(
         let (address, offset) = (localbuff.addr() as u64, peerWinOffset as u64);
         group::put_or_signal(move || {
             let (context, call) = from.called()?;
-            // SAFETY: the client's promise: the memory is valid until the stream has done it, and the stream lives.
+            // SAFETY: the client's promise: the memory is valid until the stream has done it, and the stream
+            // lives.
             unsafe { context.put_signal(address, bytes as u64, peer, window.window()?, offset, &call) }
         })
     })
 }
 
-/// Signals rank `peer`, which may be this one, behind what this rank has put and signalled before. `sigIdx`, `ctx` and `flags` are 0.
+/// Signals rank `peer`, which may be this one, behind what this rank has put and signalled before. `sigIdx`,
+/// `ctx` and `flags` are 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSignal(
     peer: c_int,
@@ -89,10 +93,12 @@ pub struct ncclWaitSignalDesc_t {
     pub ctx: c_int,
 }
 
-/// Has the stream wait for signals, as many of each rank as the `nDesc` descriptors say; no other wait gets the same ones. What was put
-/// before them is there then. Returns once that is enqueued. In a group it comes behind all that the group puts and signals, and before its other calls. If they do not
-/// come within UNISONO_NCCL_TIMEOUT, or a rank, no graph of which signals this one, destroys its communicator without sending them, the
-/// communicator fails; else, and in a graph, the stream waits as long as all ranks are well.
+/// Has the stream wait for signals, as many of each rank as the `nDesc` descriptors say; no other wait gets
+/// the same ones. What was put before them is there then. Returns once that is enqueued. In a group it comes
+/// behind all that the group puts and signals, and before its other calls. If they do not come within
+/// UNISONO_NCCL_TIMEOUT, or a rank, no graph of which signals this one, destroys its communicator without
+/// sending them, the communicator fails; else, and in a graph, the stream waits as long as all ranks are
+/// well.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclWaitSignal(
     nDesc: c_int,

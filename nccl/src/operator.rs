@@ -17,7 +17,8 @@ use crate::place::Place;
 #[derive(Default)]
 pub(crate) struct Operators(Mutex<HashMap<ncclRedOp_t, PreMulSum>>);
 
-/// The number of the next operator, of whichever communicator: none takes another's for its own. Numbers are never used again.
+/// The number of the next operator, of whichever communicator: none takes another's for its own. Numbers are
+/// never used again.
 static NEXT: AtomicU32 = AtomicU32::new(ncclRedOp::ncclNumOps as u32);
 
 /// Multiplies this rank's input before it is summed.
@@ -91,10 +92,11 @@ fn draw(next: &AtomicU32) -> Result<ncclRedOp_t> {
     }
 }
 
-/// Makes an operator that multiplies this rank's input by `*scalar` before it is summed with the others', and writes its
-/// number to `*op`. It serves `comm` and `datatype` alone; `*scalar` is one element of that type. Ranks may have different
-/// scalars. A 64-bit integer that needs more than 53 bits is refused. In device memory it is read when an operation is
-/// launched, once the operation's stream has come that far: the launch waits for it, and cannot be captured.
+/// Makes an operator that multiplies this rank's input by `*scalar` before it is summed with the others', and
+/// writes its number to `*op`. It serves `comm` and `datatype` alone; `*scalar` is one element of that type.
+/// Ranks may have different scalars. A 64-bit integer that needs more than 53 bits is refused. In device
+/// memory it is read when an operation is launched, once the operation's stream has come that far: the launch
+/// waits for it, and cannot be captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     op: *mut ncclRedOp_t,
@@ -129,7 +131,8 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     })
 }
 
-/// Ends an operator of ncclRedOpCreatePreMulSum. Calls that were given it, also in a group that has not ended, keep it.
+/// Ends an operator of ncclRedOpCreatePreMulSum. Calls that were given it, also in a group that has not
+/// ended, keep it.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
@@ -175,8 +178,8 @@ fn exact(value: f64, integer: i128) -> Result<f64> {
     fail!(InvalidArgument, "the scalar {integer} needs more than 53 bits, which factors do not have")
 }
 
-/// A float of `exponent` and `mantissa` bits and a sign. `infinity`: the largest exponent is kept for infinity and NaN;
-/// without, only all bits set are a NaN.
+/// A float of `exponent` and `mantissa` bits and a sign. `infinity`: the largest exponent is kept for
+/// infinity and NaN; without, only all bits set are a NaN.
 fn small_float(bits: u64, exponent: u32, mantissa: u32, infinity: bool) -> f64 {
     let sign = if bits >> (exponent + mantissa) & 1 == 1 { -1.0 } else { 1.0 };
     let fraction = bits & ((1 << mantissa) - 1);

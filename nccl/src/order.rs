@@ -1,5 +1,6 @@
-//! The order in which ranks set up something over one communicator: children, windows. All of them call in one order, and each
-//! keeps to it, whichever of its threads do the work: their rounds of messages would be mixed otherwise.
+//! The order in which ranks set up something over one communicator: children, windows. All of them call in
+//! one order, and each keeps to it, whichever of its threads do the work: their rounds of messages would be
+//! mixed otherwise.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! Where a communicator's buffers are: on the device that was current when it was made or, if the process says so, in
-//! host memory.
+//! Where a communicator's buffers are: on the device that was current when it was made or, if the process
+//! says so, in host memory.
 
 use std::sync::{Arc, Once, OnceLock};
 
@@ -9,8 +9,8 @@ use unisono::settings::switch;
 use crate::error::{Result, fail};
 use crate::settings;
 
-/// Set to 1, it makes every communicator of the process work on host memory: for programs that are written for NCCL, on
-/// machines without GPUs. Calls take NULL for a stream, and complete before they return.
+/// Set to 1, it makes every communicator of the process work on host memory: for programs that are written
+/// for NCCL, on machines without GPUs. Calls take NULL for a stream, and complete before they return.
 pub(crate) const HOST_VARIABLE: &str = "UNISONO_NCCL_HOST";
 
 /// Where buffers are.

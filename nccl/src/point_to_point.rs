@@ -12,8 +12,8 @@ use crate::engine::Launch;
 use crate::error::{Result, fail};
 use crate::group::{self, in_group};
 
-/// Sends `count` elements to rank `peer`, which receives as many bytes. Sends and receives that need each other to
-/// complete belong into one group; there their order does not matter.
+/// Sends `count` elements to rank `peer`, which receives as many bytes. Sends and receives that need each
+/// other to complete belong into one group; there their order does not matter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSend(
     sendbuff: *const c_void,

@@ -6,9 +6,9 @@ use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{self, Phase};
 use crate::error::{IN_PROGRESS, SUCCESS, fail, guard, out, result, tell};
 
-/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created, split,
-/// shrunk or finalized in the background, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
-/// blocks.
+/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being
+/// created, split, shrunk or finalized in the background, or the result of its first failure, on whichever
+/// rank that was. ncclGetLastError then has the text. Never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(
     comm: ncclComm_t,
@@ -85,7 +85,8 @@ pub enum ncclCommMemStat {
 /// One of [`ncclCommMemStat`].
 pub type ncclCommMemStat_t = c_int;
 
-/// Writes to `*value` how much device memory the communicator holds on this rank. None if its GPUs do not exchange, or while it is suspended.
+/// Writes to `*value` how much device memory the communicator holds on this rank. None if its GPUs do not
+/// exchange, or while it is suspended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommMemStats(
     comm: ncclComm_t,

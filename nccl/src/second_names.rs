@@ -1,7 +1,7 @@
 //! The second name of every function, by which profilers that stand in for the first reach it.
 //!
-//! Each is one jump to the function itself, whatever its arguments, and never to somebody else's function of the first
-//! name: build.rs binds the library's own names to it.
+//! Each is one jump to the function itself, whatever its arguments, and never to somebody else's function of
+//! the first name: build.rs binds the library's own names to it.
 
 use std::arch::naked_asm;
 

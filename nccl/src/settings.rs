@@ -1,11 +1,13 @@
-//! NCCL's settings: what the environment says or, where it does not, NCCL's configuration files. What cannot be understood is ignored, as
-//! NCCL does; what is empty says nothing, and keeps the files from being asked, as there.
+//! NCCL's settings: what the environment says or, where it does not, NCCL's configuration files. What cannot
+//! be understood is ignored, as NCCL does; what is empty says nothing, and keeps the files from being asked,
+//! as there.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-/// The value of one of NCCL's variables. The environment's counts first, then that of the user's file, then that of the machine's.
+/// The value of one of NCCL's variables. The environment's counts first, then that of the user's file, then
+/// that of the machine's.
 pub(crate) fn get(name: &str) -> Option<String> {
     std::env::var(name).ok().or_else(|| FILES.get(name).cloned())
 }

@@ -1,7 +1,7 @@
 //! What ranks set up together, now or at the end of a group: communicators meet, windows are shared.
 //!
-//! All that one group has does so side by side, in a thread each: the ranks of a communicator may all be here, and wait for each
-//! other. What is made of one communicator has its turns there: see [`crate::order`].
+//! All that one group has does so side by side, in a thread each: the ranks of a communicator may all be
+//! here, and wait for each other. What is made of one communicator has its turns there: see [`crate::order`].
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -21,7 +21,8 @@ use crate::order::Turn;
 pub(crate) struct Joining {
     pub(crate) communicator: Arc<Communicator>,
     pub(crate) handle: ncclComm_t,
-    /// Where the client keeps the handle, writable until the group ends: NULL is written if the ranks do not meet.
+    /// Where the client keeps the handle, writable until the group ends: NULL is written if the ranks do not
+    /// meet.
     pub(crate) place: *mut ncclComm_t,
     pub(crate) ranks: Ranks,
 }
@@ -70,8 +71,8 @@ impl Ranks {
         }
     }
 
-    /// Has them meet, unless `recall` calls it off; `turn` is one of their parent's, `label` what the client calls them. `None`: this
-    /// rank is not one of them.
+    /// Has them meet, unless `recall` calls it off; `turn` is one of their parent's, `label` what the client
+    /// calls them. `None`: this rank is not one of them.
     fn meet(self, mut turn: Option<Turn>, label: Option<String>, recall: &Recall) -> Result<Option<Context>> {
         if let Some(turn) = &turn {
             turn.wait();
@@ -111,8 +112,8 @@ fn begin_shrink(parent: &Context, ranks: &[u32]) -> Result<Child> {
     Ok(child.labelled(format!("{}/shrunk", parent.name())))
 }
 
-/// This rank does not shrink `parent` to `ranks`, for the cause `why`, which those hear who do. It counts as if it had: they find each
-/// other when all try again.
+/// This rank does not shrink `parent` to `ranks`, for the cause `why`, which those hear who do. It counts as
+/// if it had: they find each other when all try again.
 pub(crate) fn refuse_shrink(parent: &Communicator, ranks: &[u32], why: Error) -> Error {
     let turn = parent.order().take();
     turn.wait();
@@ -148,7 +149,8 @@ impl Joining {
         take_back(self.handle, self.place);
     }
 
-    /// The client keeps the handle of a communicator that was not made. Where it keeps that is nothing to write to any more.
+    /// The client keeps the handle of a communicator that was not made. Where it keeps that is nothing to
+    /// write to any more.
     pub(crate) fn give_up(self, why: Error) {
         self.communicator.meet(|_| Err(why));
     }
@@ -161,7 +163,8 @@ fn take_back(handle: ncclComm_t, place: *mut ncclComm_t) {
     unsafe { place.write(std::ptr::null_mut()) };
 }
 
-/// Has communicators meet. Those that block, or whose parents do, have met when this returns; the client has no handle of one that failed.
+/// Has communicators meet. Those that block, or whose parents do, have met when this returns; the client has
+/// no handle of one that failed.
 pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
     meet_by(joinings, |meet| process::spawn("unisono-meet", meet))
 }
@@ -195,7 +198,8 @@ impl Meet {
         }
     }
 
-    /// This rank does not come, for the cause `why`: those who wait for it hear that, where no others are to be heard first.
+    /// This rank does not come, for the cause `why`: those who wait for it hear that, where no others are to
+    /// be heard first.
     fn decline(self, why: &Error) {
         self.communicator.meet(|_| Err(why.clone()));
         match self.ranks {
@@ -212,8 +216,8 @@ impl Meet {
     }
 }
 
-/// The same, with threads that `spawn` starts. The last one, if its call waits, needs none of its own. If another one has none, the
-/// others that have begun may wait for it: then none is made, and nobody waits.
+/// The same, with threads that `spawn` starts. The last one, if its call waits, needs none of its own. If
+/// another one has none, the others that have begun may wait for it: then none is made, and nobody waits.
 fn meet_by(
     joinings: Vec<Joining>,
     spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
@@ -280,7 +284,8 @@ fn meet_by(
     result
 }
 
-/// What the ranks of a communicator set up over it, a window or that it is suspended: all of them do, and wait for each other.
+/// What the ranks of a communicator set up over it, a window or that it is suspended: all of them do, and
+/// wait for each other.
 pub(crate) struct Sharing {
     pub(crate) communicator: Arc<Communicator>,
     pub(crate) share: Box<dyn FnOnce() -> Result<()> + Send>,
@@ -291,7 +296,8 @@ pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
     share_by(sharings, |share| process::spawn("unisono-share", share))
 }
 
-/// The same, with threads that `spawn` starts. If it cannot, none begins: the others would wait for the one that has no thread.
+/// The same, with threads that `spawn` starts. If it cannot, none begins: the others would wait for the one
+/// that has no thread.
 fn share_by(
     sharings: Vec<Sharing>,
     spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
@@ -405,7 +411,8 @@ mod tests {
         assert_eq!(ends, [Status::Aborted, Status::System, Status::System]);
     }
 
-    /// Else that thread would be the last to hold it, and the process might end before the others have heard that it has left.
+    /// Else that thread would be the last to hold it, and the process might end before the others have heard
+    /// that it has left.
     #[test]
     fn who_lets_go_of_a_communicator_waits_for_the_thread_that_has_made_it() {
         for end in [crate::end::ncclCommDestroy, crate::end::ncclCommAbort] {

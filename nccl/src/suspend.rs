@@ -12,10 +12,12 @@ use crate::setup::Sharing;
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_SUSPEND_MEM: c_int = 1;
 
-/// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks call it, in a group if one thread
-/// has several, where it comes behind the group's calls: it waits for what was started here, and for the others. `flags` is
-/// NCCL_SUSPEND_MEM. If calls have ever been captured in graphs on some rank, or it has sent signals, or there are windows, the memory stays on
-/// all of them, since those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank is gone it can be shrunk as it is.
+/// Gives the communicator's device memory back until ncclCommResume; it takes no calls meanwhile. All ranks
+/// call it, in a group if one thread has several, where it comes behind the group's calls: it waits for what
+/// was started here, and for the others. `flags` is NCCL_SUSPEND_MEM. If calls have ever been captured in
+/// graphs on some rank, or it has sent signals, or there are windows, the memory stays on all of them, since
+/// those refer to it (ncclCommMemStats tells of this rank). If a rank cannot, none is suspended. When a rank
+/// is gone it can be shrunk as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
     in_group(|| {
@@ -29,8 +31,9 @@ pub extern "C" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_
     })
 }
 
-/// Undoes ncclCommSuspend. All ranks call it, in a group if one thread has several, and it waits for them. If a rank's device has no memory left
-/// by then the communicator's calls go by way of the host, as of a new one.
+/// Undoes ncclCommSuspend. All ranks call it, in a group if one thread has several, and it waits for them. If
+/// a rank's device has no memory left by then the communicator's calls go by way of the host, as of a new
+/// one.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
     in_group(|| {

@@ -17,12 +17,13 @@ use crate::settings;
 
 /// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
 ///
-/// This process serves the meeting until its communicator of that id is destroyed, or it ends; if it is no rank of it, until it makes an
-/// id a minute or more after the last rank has gone from there. Meetings that have failed
-/// it serves for a minute or more, so that ranks that come late are told why, but no more than the last eight. It listens on the
-/// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses. With NCCL_COMM_ID set to a place
-/// of rank 0's host (10.0.0.1:5000) every rank makes the same id, and rank 0 serves the meeting there as it joins, until its process
-/// ends; then the ranks of one communicator at a time can meet.
+/// This process serves the meeting until its communicator of that id is destroyed, or it ends; if it is no
+/// rank of it, until it makes an id a minute or more after the last rank has gone from there. Meetings that
+/// have failed it serves for a minute or more, so that ranks that come late are told why, but no more than
+/// the last eight. It listens on the interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one
+/// that the library chooses. With NCCL_COMM_ID set to a place of rank 0's host (10.0.0.1:5000) every rank
+/// makes the same id, and rank 0 serves the meeting there as it joins, until its process ends; then the ranks
+/// of one communicator at a time can meet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
     guard(|| {
@@ -74,7 +75,8 @@ pub(crate) fn is_of_place(bytes: &[u8; ID_BYTES]) -> Result<bool> {
     Ok(UniqueId::parse(bytes)?.secret() == place.secret())
 }
 
-/// The places that this process serves: others may already be meeting there for the next communicator when one is destroyed.
+/// The places that this process serves: others may already be meeting there for the next communicator when
+/// one is destroyed.
 static PLACES: Global<Vec<ServedPlace>> = Global::new(Vec::new());
 
 struct ServedPlace {
@@ -83,8 +85,8 @@ struct ServedPlace {
     _server: ServerHandle,
 }
 
-/// The interface that the environment names: UNISONO_INTERFACE or, as NCCL's users do it, NCCL_SOCKET_IFNAME. `None`: the
-/// library chooses.
+/// The interface that the environment names: UNISONO_INTERFACE or, as NCCL's users do it, NCCL_SOCKET_IFNAME.
+/// `None`: the library chooses.
 pub(crate) fn interface() -> Result<Option<String>> {
     if let Some(wanted) = unisono::settings::get("UNISONO_INTERFACE") {
         return Ok(Some(wanted));
@@ -96,8 +98,9 @@ pub(crate) fn interface() -> Result<Option<String>> {
     named_by(&named, &up, &default)
 }
 
-/// What NCCL_SOCKET_IFNAME means: beginnings of names, whole ones after "=", none of them after "^". The library's `default`
-/// goes before others, and loopback comes last. `None` where it names nothing; refused where no interface is as it says.
+/// What NCCL_SOCKET_IFNAME means: beginnings of names, whole ones after "=", none of them after "^". The
+/// library's `default` goes before others, and loopback comes last. `None` where it names nothing; refused
+/// where no interface is as it says.
 fn named_by(list: &str, up: &[InterfaceAddress], default: &str) -> Result<Option<String>> {
     let list = list.trim();
     let (excludes, rest) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));

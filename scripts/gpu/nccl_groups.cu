@@ -1,13 +1,13 @@
 // Groups of collectives over any library with NCCL's ABI: checks what they bring, and says how long a group takes.
 //
-// A thread for each GPU. Each group has 1 to 64 calls of one operation (a call to send and one to receive count as one), of 32 bytes to
-// 4 MiB of float32 each, 64 MiB at most, in place; who sends and receives moves half of that each way. The figures are medians of 9 times
-// 20 groups that follow each other on a stream, in microseconds a group, as rank 0 sees it: as they are called, and replayed from a
-// graph. Then how long the group takes on rank 0 beyond what the last rank is late by, which has 0.3 and 1 ms to do before it: the
-// longer of two medians of 9.
+// A thread for each GPU. Each group has 1 to 64 calls of one operation (a call to send and one to receive count as
+// one), of 32 bytes to 4 MiB of float32 each, 64 MiB at most, in place; who sends and receives moves half of that each
+// way. The figures are medians of 9 times 20 groups that follow each other on a stream, in microseconds a group, as
+// rank 0 sees it: as they are called, and replayed from a graph. Then how long the group takes on rank 0 beyond what
+// the last rank is late by, which has 0.3 and 1 ms to do before it: the longer of two medians of 9.
 //
-// `nccl_groups long`: groups of 4 and 16 calls of 256 KiB to 32 MiB each, 5 that follow each other, of which the last call is checked; no late
-// rank.
+// `nccl_groups long`: groups of 4 and 16 calls of 256 KiB to 32 MiB each, 5 that follow each other, of which the last
+// call is checked; no late rank.
 #include <cuda_runtime.h>
 #include <nccl.h>
 

@@ -2,14 +2,15 @@
 //
 //   nccl_medley [--seed N] [--seconds S] [--threads] [--hosts H] [--windows] [--no-graphs] [--trouble] [--ranks N]
 //
-// A process for each GPU, or a thread with --threads. Program N follows from N alone and is the same on all ranks: calls of every
-// kind, type and operator, with 0 to 4 Mi elements, in place or not, aligned or not, on three streams and two communicators
-// (one numbered backwards), one by one, in groups, or in graphs that are replayed again later; some ranks are late, on the host or on the
-// device. Communicators are made anew after 32 programs, blocking or not, some with few blocks. With --hosts ranks take
-// themselves for those of so many hosts (UNISONO_HOST); with --windows all memory is registered; with --trouble one rank aborts
-// its communicators in the middle of each program, leaves a call out or calls something else: all must hear of it within
-// UNISONO_NCCL_TIMEOUT (3 seconds), end, and go on with new ones. Programs are run for S seconds (10). Exit status 1 says what
-// was wrong with which call of which program, 3 that a program did not end. `--describe --ranks N --seed S` tells what program S is.
+// A process for each GPU, or a thread with --threads. Program N follows from N alone and is the same on all ranks:
+// calls of every kind, type and operator, with 0 to 4 Mi elements, in place or not, aligned or not, on three streams
+// and two communicators (one numbered backwards), one by one, in groups, or in graphs that are replayed again later;
+// some ranks are late, on the host or on the device. Communicators are made anew after 32 programs, blocking or not,
+// some with few blocks. With --hosts ranks take themselves for those of so many hosts (UNISONO_HOST); with --windows
+// all memory is registered; with --trouble one rank aborts its communicators in the middle of each program, leaves a
+// call out or calls something else: all must hear of it within UNISONO_NCCL_TIMEOUT (3 seconds), end, and go on with
+// new ones. Programs are run for S seconds (10). Exit status 1 says what was wrong with which call of which program, 3
+// that a program did not end. `--describe --ranks N --seed S` tells what program S is.
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-// The kernels by which nccl_medley.cu's ranks write what calls are given, look for what they are to bring, and are late.
+// The kernels by which nccl_medley.cu's ranks write what calls are given, look for what they are to bring, and are
+// late.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,5 @@
-// What nccl_medley.cu runs: random programs, each from its number and the options alone, and what their calls are to bring.
+// What nccl_medley.cu runs: random programs, each from its number and the options alone, and what their calls are to
+// bring.
 #pragma once
 
 #include <nccl.h>
@@ -182,8 +183,8 @@ struct Program {
         trouble_at = random.below(steps.size());
         trouble = static_cast<Trouble>(1 + random.below(TROUBLES - 1));
         const Step &step = steps[trouble_at];
-        // Calls in graphs are not compared; what has no bytes, or is between other ranks, concerns nobody; and a rank that has
-        // given others what they need hears nothing of who does not come for it.
+        // Calls in graphs are not compared; what has no bytes, or is between other ranks, concerns nobody; and a rank
+        // that has given others what they need hears nothing of who does not come for it.
         const Call *first = step.mode <= GROUP ? &step.calls[0] : nullptr;
         if (!first || first->kind == MESSAGES || first->count < 2 || options.ranks == 1) trouble = ABORTS;
         else if (trouble == (first->is_rooted() ? LEAVES_OUT : OTHER_ROOT)) trouble = ABORTS;

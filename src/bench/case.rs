@@ -28,7 +28,8 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Elements, as the call counts them. At least one for a size above zero; sparse tensors consist of whole rows, one at least.
+    /// Elements, as the call counts them. At least one for a size above zero; sparse tensors consist of whole
+    /// rows, one at least.
     pub(super) fn count(&self) -> u64 {
         let parts = if operation::in_blocks(self.kind) { u64::from(self.size) } else { 1 };
         let elements = self.asked / self.dtype.size() as u64 / parts;
@@ -67,7 +68,8 @@ impl Case {
         }
     }
 
-    /// Start and length in bytes of the input and of the output of `rank`, each in its buffer, in place both in one.
+    /// Start and length in bytes of the input and of the output of `rank`, each in its buffer, in place both
+    /// in one.
     pub(super) fn extents(&self, rank: u32) -> ((usize, usize), (usize, usize)) {
         let element = self.dtype.size() as u64;
         let (from, into) = match self.place {
@@ -92,8 +94,8 @@ impl Case {
     }
 }
 
-/// The cases of one operation, a list for each size and combination of type, operator and root: those that only
-/// differ in how the work is done.
+/// The cases of one operation, a list for each size and combination of type, operator and root: those that
+/// only differ in how the work is done.
 pub(super) fn sweeps<'a>(
     options: &'a Options,
     kind: Kind,

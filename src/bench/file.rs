@@ -1,5 +1,5 @@
-//! Files that results go to: whether one can be written is seen before anything is measured, and what it had stays until the
-//! new content is there as a whole.
+//! Files that results go to: whether one can be written is seen before anything is measured, and what it had
+//! stays until the new content is there as a whole.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +34,8 @@ fn cannot_write(path: &Path, cause: io::Error) -> Error {
 
 /// What a path names.
 enum Target {
-    /// A device or a pipe: nothing can take its place, and whoever opens it to try could end it for its reader.
+    /// A device or a pipe: nothing can take its place, and whoever opens it to try could end it for its
+    /// reader.
     Stream,
     /// A file, or where one may be, links followed.
     Place(PathBuf),

@@ -1,7 +1,9 @@
-//! `links`: what copies and the network allow, measured without the library: what its operations are held against.
+//! `links`: what copies and the network allow, measured without the library: what its operations are held
+//! against.
 //!
-//! Rank 0 measures the copies of all GPUs, the others waiting; then all ranks measure what is between them, each sending
-//! to the next at the same time: one TCP link of a few connections, and reading the next one's memory by the kernel.
+//! Rank 0 measures the copies of all GPUs, the others waiting; then all ranks measure what is between them,
+//! each sending to the next at the same time: one TCP link of a few connections, and reading the next one's
+//! memory by the kernel.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -157,7 +159,8 @@ const PLACES: usize = 4;
 const MOST: usize = 4 << 20;
 const LEAST: usize = 512 << 10;
 
-/// Copies from one device to another by way of pinned memory, piece by piece: what a broadcast through the host comes down to.
+/// Copies from one device to another by way of pinned memory, piece by piece: what a broadcast through the
+/// host comes down to.
 fn through_pinned(
     options: &Options,
     devices: &Arc<Devices>,

@@ -1,4 +1,5 @@
-//! `local-broadcast` and `local-reduce`: across several device pointers of this process, beside what one link does.
+//! `local-broadcast` and `local-reduce`: across several device pointers of this process, beside what one link
+//! does.
 
 use std::sync::Arc;
 
@@ -114,7 +115,8 @@ impl Scene {
         unsafe { Pointers::new(&self.devices, &spans, &streams) }
     }
 
-    /// One copy from the first pointer's device to the last's; to another place of the same device if it has only one.
+    /// One copy from the first pointer's device to the last's; to another place of the same device if it has
+    /// only one.
     fn link(&self, options: &Options) -> Result<Sample> {
         let (from, to) = (&self.memory[0], &self.memory[self.memory.len() - 1]);
         let target =

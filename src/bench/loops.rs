@@ -63,8 +63,8 @@ pub(super) fn measure(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Times folds of `operands` operands of `bytes` bytes into another buffer. They are ones: what they make of each other is
-/// never so small or so large that a processor takes longer for it.
+/// Times folds of `operands` operands of `bytes` bytes into another buffer. They are ones: what they make of
+/// each other is never so small or so large that a processor takes longer for it.
 fn time(reducer: &Reducer, dtype: DataType, operands: usize, bytes: usize, budget: Duration) -> Sample {
     let count = bytes / dtype.size();
     let mut one = vec![0; dtype.size()];

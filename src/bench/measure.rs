@@ -20,7 +20,8 @@ const HELPED: usize = 16 << 20;
 /// Below this percentiles mean little, however slow the operation.
 const LEAST_ITERATIONS: u64 = 5;
 
-/// The times of one case in one round, on all ranks: microseconds, the largest over the ranks for each iteration.
+/// The times of one case in one round, on all ranks: microseconds, the largest over the ranks for each
+/// iteration.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
     pub(super) iterations: u64,
@@ -156,8 +157,8 @@ impl Rank {
     }
 }
 
-/// Has the library start the threads of this context that help with long messages and with long local work, by calls that
-/// have both on every rank: each has what processors the thread has that starts it.
+/// Has the library start the threads of this context that help with long messages and with long local work,
+/// by calls that have both on every rank: each has what processors the thread has that starts it.
 fn start_helpers(context: &Context) -> Result<()> {
     let (mut input, mut output) = (Buffer::new(HELPED)?, Buffer::new(HELPED)?);
     for kind in [Kind::Broadcast, Kind::Allreduce] {
@@ -230,7 +231,8 @@ impl Pace {
         Ok(())
     }
 
-    /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds one takes, if any was run.
+    /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds
+    /// one takes, if any was run.
     fn warm_up(&self, context: &Context, run: &mut impl FnMut() -> Result<()>) -> Result<Option<u64>> {
         if self.warmup == Some(0) {
             return Ok(None);
@@ -298,8 +300,8 @@ impl Prepared<'_> {
         if self.request.kind == Kind::Send {
             return self.exchange(context);
         }
-        // SAFETY: the buffers hold the largest case, are borrowed for as long as `self` lives, and no operation outlives
-        // this function: it waits for the end of what it starts.
+        // SAFETY: the buffers hold the largest case, are borrowed for as long as `self` lives, and no
+        // operation outlives this function: it waits for the end of what it starts.
         unsafe {
             match self.style {
                 CallStyle::Work => {

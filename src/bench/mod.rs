@@ -1,9 +1,10 @@
-//! The benchmark, `unisono-bench`: measures operations over sizes, types, algorithms and transports, on host and on device
-//! memory, checks their results, and sets them beside other programs and libraries that are run in turn.
+//! The benchmark, `unisono-bench`: measures operations over sizes, types, algorithms and transports, on host
+//! and on device memory, checks their results, and sets them beside other programs and libraries that are run
+//! in turn.
 //!
-//! Every rank runs [`measure::Rank`] (on device memory [`device::Rank`]) over the same list of [`case::Case`]s; rank 0
-//! prints. With `--ranks` the program starts its own ranks, as processes through the launcher (`crate::run`) or as
-//! threads; else it is a rank of whoever started it.
+//! Every rank runs [`measure::Rank`] (on device memory [`device::Rank`]) over the same list of
+//! [`case::Case`]s; rank 0 prints. With `--ranks` the program starts its own ranks, as processes through the
+//! launcher (`crate::run`) or as threads; else it is a rank of whoever started it.
 
 mod case;
 mod copies;
@@ -50,8 +51,8 @@ const WRONG: u8 = 1;
 /// The exit status when something could not be measured.
 const FAILED: u8 = 2;
 
-/// The whole program. Answers 0, or 1 if a result (or a schedule) was wrong, or 2 if the benchmark could not run. Ends with 141
-/// when nobody reads its output any more.
+/// The whole program. Answers 0, or 1 if a result (or a schedule) was wrong, or 2 if the benchmark could not
+/// run. Ends with 141 when nobody reads its output any more.
 pub fn main() -> ExitCode {
     let options = Options::parse();
     let right = match Role::find(&options) {
@@ -227,7 +228,8 @@ fn measure_by_threads(options: Options, size: u32) -> Result<bool> {
     Ok(right)
 }
 
-/// What one rank does. Answers whether every result of this rank was right, on rank 0 whether all ranks' were.
+/// What one rank does. Answers whether every result of this rank was right, on rank 0 whether all ranks'
+/// were.
 fn measure_all(options: &Options, seat: &Seat) -> Result<bool> {
     if seat.rank == 0 {
         try_out_files(options)?;
@@ -290,8 +292,8 @@ fn patience(options: &Options) -> Duration {
 
 /// Used by [`Options`] to list what is to be measured.
 impl Options {
-    /// Every case, in the order of measuring: what is to be compared comes next to each other. Combinations that make
-    /// no sense are left out, if any is left.
+    /// Every case, in the order of measuring: what is to be compared comes next to each other. Combinations
+    /// that make no sense are left out, if any is left.
     fn cases(&self, size: u32) -> Result<Vec<Case>> {
         let mut cases = Vec::new();
         for kind in self.operations() {

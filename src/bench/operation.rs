@@ -4,7 +4,8 @@
 
 use crate::signature::Kind;
 
-/// What can be measured. `Kind::Send` stands for "sendrecv": each rank sends to the next and receives from the one before.
+/// What can be measured. `Kind::Send` stands for "sendrecv": each rank sends to the next and receives from
+/// the one before.
 pub(super) const ALL: [Kind; 10] = [
     Kind::Allreduce,
     Kind::Reduce,
@@ -39,7 +40,8 @@ pub(super) fn in_blocks(kind: Kind) -> bool {
     matches!(kind, Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::Alltoall)
 }
 
-/// Bus bandwidth over algorithm bandwidth, as nccl-tests counts: what each rank's link would have to carry at least.
+/// Bus bandwidth over algorithm bandwidth, as nccl-tests counts: what each rank's link would have to carry at
+/// least.
 pub(super) fn bus_factor(kind: Kind, size: u32) -> f64 {
     let others = f64::from(size - 1) / f64::from(size);
     match kind {

@@ -40,9 +40,9 @@ use crate::signature::Kind;
                   compared with could do nothing; 141 if nobody reads its output any more (128 + SIGPIPE)."
 )]
 pub(super) struct Options {
-    /// What to measure: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, alltoall, barrier,
-    /// sendrecv, or all [default: allreduce]; sparse_allreduce; or links, local-broadcast, local-reduce, start,
-    /// reduce-loops
+    /// What to measure: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, alltoall,
+    /// barrier, sendrecv, or all [default: allreduce]; sparse_allreduce; or links, local-broadcast,
+    /// local-reduce, start, reduce-loops
     #[arg(value_name = "OPERATION", value_parser = word)]
     words: Vec<Word>,
 
@@ -66,25 +66,27 @@ pub(super) struct Options {
     #[arg(long)]
     graph: bool,
 
-    /// On device memory, by a library with NCCL's ABI, or natively by "native"; several are measured in turn, the
-    /// first being what the others are compared with. With "windows:" before the path, in buffers that the library
-    /// allocates and registers as symmetric windows, not in those that all others share
+    /// On device memory, by a library with NCCL's ABI, or natively by "native"; several are measured in turn,
+    /// the first being what the others are compared with. With "windows:" before the path, in buffers that
+    /// the library allocates and registers as symmetric windows, not in those that all others share
     #[arg(long = "library", value_name = "[NAME=][windows:]PATH", value_parser = library)]
     libraries: Vec<Library>,
 
-    /// On device memory: whether the same elements give the same bits at different counts (--sizes) and on every rank
+    /// On device memory: whether the same elements give the same bits at different counts (--sizes) and on
+    /// every rank
     #[arg(long)]
     pub(super) bits: bool,
 
-    /// On device memory: measure which protocols and grids suit these ranks' GPUs, and write them to FILE, for
-    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes at most 700 measurements of
-    /// --budget each, and two fifths of that to warm up: some three minutes
+    /// On device memory: measure which protocols and grids suit these ranks' GPUs, and write them to FILE,
+    /// for UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes at most 700
+    /// measurements of --budget each, and two fifths of that to warm up: some three minutes
     #[arg(long, value_name = "FILE", conflicts_with_all = ["libraries", "bits", "words"])]
     pub(super) tune: Option<PathBuf>,
 
-    /// Device pointers of local-broadcast and local-reduce, and GPUs that links looks at [default: as many as there
-    /// are GPUs]. With --device: each rank has so many, all ranks' dealt out to the GPUs in blocks, with a stream
-    /// each; allreduce, reduce and broadcast run as algorithm objects over them
+    /// Device pointers of local-broadcast and local-reduce, and GPUs that links looks at
+    /// [default: as many as there are GPUs]. With --device: each rank has so many, all ranks' dealt out to
+    /// the GPUs in blocks, with a stream each; allreduce, reduce and broadcast run as algorithm objects over
+    /// them
     #[arg(long, value_name = "N")]
     pub(super) pointers: Option<NonZeroU16>,
 
@@ -128,8 +130,9 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     pub(super) max_blocks: u32,
 
-    /// What the kernels of broadcast-one-stage, broadcast-two-stage and broadcast-stages overlap with (programmatic
-    /// dependent launch): off, wait (launched while the one before it ends), early (also lets the next one be launched)
+    /// What the kernels of broadcast-one-stage, broadcast-two-stage and broadcast-stages overlap with
+    /// (programmatic dependent launch): off, wait (launched while the one before it ends), early (also lets
+    /// the next one be launched)
     #[arg(long, value_name = "LEVEL", default_value = "off", value_parser = overlap)]
     pub(super) pdl: Overlap,
 
@@ -150,8 +153,9 @@ pub(super) struct Options {
     #[arg(long, value_name = "BYTES", default_value = "0", hide_default_value = true, conflicts_with = "pointers", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) offset: u32,
 
-    /// So many timed iterations, whatever the time. On streams and in graphs at least so many, in batches that are timed as one: of up
-    /// to 400 calls, or launches of a graph of up to 100 calls, so that p50 and p99 are over batches; no batch is of more than N
+    /// So many timed iterations, whatever the time. On streams and in graphs at least so many, in batches
+    /// that are timed as one: of up to 400 calls, or launches of a graph of up to 100 calls, so that p50 and
+    /// p99 are over batches; no batch is of more than N
     #[arg(short = 'n', long, value_name = "N")]
     pub(super) iterations: Option<NonZeroU32>,
 
@@ -163,13 +167,13 @@ pub(super) struct Options {
     #[arg(long, value_name = "SECONDS", default_value = "0.2", value_parser = seconds)]
     pub(super) budget: Duration,
 
-    /// A barrier before each iteration, outside of its time; without it iterations run back to back. On device memory
-    /// for blocking and work only
+    /// A barrier before each iteration, outside of its time; without it iterations run back to back. On
+    /// device memory for blocking and work only
     #[arg(long)]
     pub(super) barrier: bool,
 
-    /// On host memory: bind each rank to a processor, as mpirun does when there are enough. The threads that help it with
-    /// long calls are not bound
+    /// On host memory: bind each rank to a processor, as mpirun does when there are enough. The threads that
+    /// help it with long calls are not bound
     #[arg(long)]
     pub(super) bind: bool,
 
@@ -181,8 +185,8 @@ pub(super) struct Options {
     #[arg(short = 'c', long, value_name = "0|1", default_value = "1", action = ArgAction::Set, value_parser = switch)]
     pub(super) check: bool,
 
-    /// Another program, run once per round by a shell, without what launchers and --hosts have told our ranks; it prints lines
-    /// "operation bytes p50_us p99_us"
+    /// Another program, run once per round by a shell, without what launchers and --hosts have told our
+    /// ranks; it prints lines "operation bytes p50_us p99_us"
     #[arg(long = "peer", value_name = "NAME=COMMAND", value_parser = peer)]
     pub(super) peers: Vec<Command>,
 
@@ -194,8 +198,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     pub(super) timeout: Duration,
 
-    /// Measure nothing: prove the schedules of the operations and algorithms (default: all) for 1 to --ranks ranks
-    /// (default: 16)
+    /// Measure nothing: prove the schedules of the operations and algorithms (default: all) for 1 to --ranks
+    /// ranks (default: 16)
     #[arg(long)]
     pub(super) check_schedules: bool,
 }

@@ -1,4 +1,5 @@
-//! What goes to standard output. Whoever reads it may stop at any time (`| head -1`): then this process ends, quietly.
+//! What goes to standard output. Whoever reads it may stop at any time (`| head -1`): then this process ends,
+//! quietly.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};

@@ -33,7 +33,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Runs the program once, to its end, and reads what it reports. `hosts`: our ranks have been told their hosts.
+    /// Runs the program once, to its end, and reads what it reports. `hosts`: our ranks have been told their
+    /// hosts.
     pub(super) fn run(command: &Command, hosts: bool, timeout: Duration) -> Result<Vec<Peer>> {
         let deadline = Deadline::after(timeout);
         let mut shell = Process::new("sh");
@@ -83,8 +84,8 @@ impl Peer {
     }
 }
 
-/// Leads a process group, and has all of it killed when it is dropped, or when this process ends, however it does: whoever
-/// interrupts this process need not reach the group.
+/// Leads a process group, and has all of it killed when it is dropped, or when this process ends, however it
+/// does: whoever interrupts this process need not reach the group.
 struct Guard(Child);
 
 impl Guard {
@@ -147,7 +148,8 @@ fn belongs_to_a_rank(name: &str, hosts: bool) -> bool {
         || ["OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether the queues of a device are as many as `unisono-run` has said: not so where somebody has said otherwise since.
+/// Whether the queues of a device are as many as `unisono-run` has said: not so where somebody has said
+/// otherwise since.
 fn sets_queues(get: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = get(queues::SET_BY_LAUNCHER);
     set.is_some() && set == get(queues::VARIABLE)

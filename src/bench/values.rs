@@ -1,4 +1,5 @@
-//! What buffers are filled with, and what must come out: small whole numbers, whose sums are exact in every type.
+//! What buffers are filled with, and what must come out: small whole numbers, whose sums are exact in every
+//! type.
 
 #![forbid(unsafe_code)]
 
@@ -97,8 +98,8 @@ fn wrapped(dtype: DataType, value: i64) -> i64 {
     }
 }
 
-/// How far from the exact number a result may be, relative to it: half a unit in the last place for what is rounded
-/// once, and the rounding of the accumulator's division before that.
+/// How far from the exact number a result may be, relative to it: half a unit in the last place for what is
+/// rounded once, and the rounding of the accumulator's division before that.
 fn tolerance(case: &Case) -> f64 {
     match Float::of(case.dtype) {
         Some(float) if case.kind.reduces() => {

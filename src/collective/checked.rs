@@ -1,4 +1,5 @@
-//! A request that has been checked: nothing behind this point asks again whether counts overflow or pointers are NULL.
+//! A request that has been checked: nothing behind this point asks again whether counts overflow or pointers
+//! are NULL.
 
 use super::request::{Counts, Kind, Request};
 use crate::error::{Result, fail};
@@ -76,7 +77,8 @@ impl Checked {
     }
 }
 
-/// A collective of one count, the same on all ranks, checked: as [`Checked`] has it, without what a schedule needs.
+/// A collective of one count, the same on all ranks, checked: as [`Checked`] has it, without what a schedule
+/// needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Uniform {
     /// What the ranks must agree on.
@@ -86,15 +88,16 @@ pub struct Uniform {
 }
 
 impl Uniform {
-    /// Checks `request` for rank `rank` of `size`, as [`Checked::new`] does; `None` of a request that names lists, or is no
-    /// collective that moves elements (a barrier, say).
+    /// Checks `request` for rank `rank` of `size`, as [`Checked::new`] does; `None` of a request that names
+    /// lists, or is no collective that moves elements (a barrier, say).
     pub fn new(request: &Request, rank: u32, size: u32) -> Result<Option<Uniform>> {
         let Counts::Uniform(count) = request.counts else { return Ok(None) };
         check_root(request, size)?;
         check_blocks(request, count, size)?;
         let is_root = rank == request.root;
         let of_root = |elements: u64| if is_root { elements } else { 0 };
-        // For the kinds that ask for these, `check_blocks` has refused what does not fit; for others the product means nothing.
+        // For the kinds that ask for these, `check_blocks` has refused what does not fit; for others the
+        // product means nothing.
         let all = count.wrapping_mul(size.into());
         let before = count.wrapping_mul(rank.into()) as i64;
         // Elements of the input and the output, and from the one to the other in place.
@@ -314,7 +317,8 @@ pub fn digest(counts: &[u64]) -> u64 {
     mixed | COUNT_IS_DIGEST
 }
 
-/// Whether the call is in place. Buffers that overlap in any other way are refused. Both end inside the address space.
+/// Whether the call is in place. Buffers that overlap in any other way are refused. Both end inside the
+/// address space.
 fn alias(
     input: *const u8,
     input_bytes: usize,

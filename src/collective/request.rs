@@ -8,12 +8,13 @@ pub use crate::signature::Kind;
 /// How many elements each rank contributes and obtains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counts {
-    /// The same for every rank: the total for allreduce, reduce, broadcast, send and receive; the elements of one
-    /// rank's block for allgather, gather, scatter, reduce_scatter and alltoall. Barrier ignores it.
+    /// The same for every rank: the total for allreduce, reduce, broadcast, send and receive; the elements of
+    /// one rank's block for allgather, gather, scatter, reduce_scatter and alltoall. Barrier ignores it.
     Uniform(u64),
-    /// A block for each rank, in rank order (allgatherv, gatherv, scatterv, reduce_scatterv): the same list on every
-    /// rank that needs it. Of gatherv's and scatterv's, ranks other than the root need only their own entry, and the
-    /// others are ignored, unless the call names an algorithm that passes several blocks on together (binomial).
+    /// A block for each rank, in rank order (allgatherv, gatherv, scatterv, reduce_scatterv): the same list
+    /// on every rank that needs it. Of gatherv's and scatterv's, ranks other than the root need only their
+    /// own entry, and the others are ignored, unless the call names an algorithm that passes several blocks
+    /// on together (binomial).
     Blocks(Vec<u64>),
     /// alltoallv: elements sent to each rank, elements received from each rank.
     Exchange {
@@ -31,16 +32,16 @@ pub enum Counts {
     },
 }
 
-/// One call on one rank. Blocks lie one after the other in rank order. `input` and `output` may be the same memory
-/// where the operation has an in-place form (see `unisono.h`), else they do not overlap.
+/// One call on one rank. Blocks lie one after the other in rank order. `input` and `output` may be the same
+/// memory where the operation has an in-place form (see `unisono.h`), else they do not overlap.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Which operation.
     pub kind: Kind,
     /// What this rank contributes; NULL only if nothing is read here.
     pub input: *const u8,
-    /// Where this rank's result goes; NULL only if nothing is written here. Broadcast uses `output` on every rank
-    /// and `input` on the root (equal to `output` in place).
+    /// Where this rank's result goes; NULL only if nothing is written here. Broadcast uses `output` on every
+    /// rank and `input` on the root (equal to `output` in place).
     pub output: *mut u8,
     /// How many elements.
     pub counts: Counts,
@@ -60,6 +61,6 @@ impl Request {
     }
 }
 
-// SAFETY: a request only names memory; whoever runs it promised that the memory may be used from the library's threads
-// until the operation completes.
+// SAFETY: a request only names memory; whoever runs it promised that the memory may be used from the
+// library's threads until the operation completes.
 unsafe impl Send for Request {}

@@ -1,5 +1,6 @@
-//! Which algorithm a call gets when its caller names none: the cheapest by the cost model, among those that keep the
-//! canonical order. Depends on what all ranks agree on, and nothing else, or ranks would choose differently.
+//! Which algorithm a call gets when its caller names none: the cheapest by the cost model, among those that
+//! keep the canonical order. Depends on what all ranks agree on, and nothing else, or ranks would choose
+//! differently.
 
 #![forbid(unsafe_code)]
 
@@ -10,8 +11,9 @@ use crate::schedule::cost::{Link, Model, Question, Widths};
 use crate::schedule::{Agreement, Algorithm, Collective, Kind, Shape, total};
 use crate::sys::float::by_defaults;
 
-/// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
-/// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
+/// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster
+/// costs differs, but the proportions that decide (a message against a byte) are alike within a factor of
+/// two.
 pub const MODEL: Model = Model {
     inside: Link { latency: 6e-6, byte_time: 0.35e-9 },
     across: Link { latency: 20e-6, byte_time: 0.8e-9 },
@@ -21,14 +23,16 @@ pub const MODEL: Model = Model {
     copy_time: 0.1e-9,
 };
 
-/// Above this many bytes no rank combines whole vectors: that goes at the speed of memory, which the model does not know.
-/// At 64 MiB and 2 ranks over loopback recursive doubling took 74 ms, two-shot 39. A reduce among more than [`MESH`] ranks has
-/// nothing else: by the binomial tree, which takes room for a vector a level where linear would for one of each rank.
+/// Above this many bytes no rank combines whole vectors: that goes at the speed of memory, which the model
+/// does not know. At 64 MiB and 2 ranks over loopback recursive doubling took 74 ms, two-shot 39. A reduce
+/// among more than [`MESH`] ranks has nothing else: by the binomial tree, which takes room for a vector a
+/// level where linear would for one of each rank.
 const WHOLE: u64 = 512 * 1024;
 
-/// Up to this many bytes, of all blocks together, messages cost what sending each does, which the model has as much of within a node as
-/// between nodes. Four GPUs as two hosts of two, broadcasts of 8 bytes that follow each other: by Linear 18 to 21 µs, by Hierarchical 14; a
-/// reduce_scatter of 16 by Linear 35, by HalvingDoubling 30.
+/// Up to this many bytes, of all blocks together, messages cost what sending each does, which the model has
+/// as much of within a node as between nodes. Four GPUs as two hosts of two, broadcasts of 8 bytes that
+/// follow each other: by Linear 18 to 21 µs, by Hierarchical 14; a reduce_scatter of 16 by Linear 35, by
+/// HalvingDoubling 30.
 const SHORT: u64 = 64 * 1024;
 
 /// Above this many ranks nobody opens links to everybody for a small saving.
@@ -81,7 +85,8 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         let whole = matches!(algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling)
             || (*algorithm == Algorithm::Binomial && reduces && !only_tree)
             || (*algorithm == Algorithm::Linear && kind == Kind::Reduce);
-        // Where a node has several ranks, these send more messages between nodes than it takes, for some roots at least.
+        // Where a node has several ranks, these send more messages between nodes than it takes, for some
+        // roots at least.
         let crosses_often = short
             && several_nodes
             && matches!(
@@ -90,8 +95,9 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
                     | (Kind::ReduceScatter, Algorithm::Linear)
             );
         let costs_more = crosses_often || whole && count * element > WHOLE;
-        // One-to-all is linear under another name. Bcube and pipelined halving-doubling price like two-shot, but took 1.4 and 1.6 times as long at 16 MiB and
-        // 4 ranks over loopback: the model knows no processors that ranks share.
+        // One-to-all is linear under another name. Bcube and pipelined halving-doubling price like two-shot,
+        // but took 1.4 and 1.6 times as long at 16 MiB and 4 ranks over loopback: the model knows no
+        // processors that ranks share.
         algorithm.serves(kind)
             && !matches!(
                 algorithm,
@@ -120,19 +126,21 @@ pub struct Caution {
     pub agreement: Agreement,
 }
 
-/// An output of blocks from several ranks is held back if it has at most this many bytes a rank. Longer blocks are asked
-/// for, and so can wait; shorter ones come unasked, and would be copied too, and no less, if they had to wait.
+/// An output of blocks from several ranks is held back if it has at most this many bytes a rank. Longer
+/// blocks are asked for, and so can wait; shorter ones come unasked, and would be copied too, and no less, if
+/// they had to wait.
 const HELD_BLOCK_BYTES: u64 = 256 * 1024;
 
 /// The most that is held back, however many ranks there are.
 const HELD_BYTES: u64 = 16 * 1024 * 1024;
 
-/// The same where all comes from one rank, and of two ranks: then nothing has to wait but the own block, and not long.
+/// The same where all comes from one rank, and of two ranks: then nothing has to wait but the own block, and
+/// not long.
 const HELD_OF_ONE_BYTES: u64 = 16 * 1024;
 
-/// How a call by messages sees to it that nothing is written before the calls are known to agree. Reductions need
-/// nothing: what they write is made of all ranks' inputs. What is short is held back, which costs a copy; before what is
-/// long the ranks tell each other, which costs the time of a short message.
+/// How a call by messages sees to it that nothing is written before the calls are known to agree. Reductions
+/// need nothing: what they write is made of all ranks' inputs. What is short is held back, which costs a
+/// copy; before what is long the ranks tell each other, which costs the time of a short message.
 pub fn caution(checked: &Checked) -> Caution {
     let element = checked.dtype.size() as u64;
     let own = checked.output_len() as u64 * element;
@@ -173,8 +181,8 @@ fn has_sparse_form(collective: &Collective) -> bool {
 /// Bytes of a pipelined piece of which several stay in the second-level cache, where they are combined.
 const CACHED_PIECE: u64 = 128 * 1024;
 
-/// Pieces of what is only moved, or what several threads move: longer than what is sent unasked. A sender that runs ahead does
-/// not fill its receiver's memory then, and pieces go over several lanes.
+/// Pieces of what is only moved, or what several threads move: longer than what is sent unasked. A sender
+/// that runs ahead does not fill its receiver's memory then, and pieces go over several lanes.
 const ASKED_PIECES: RangeInclusive<u64> = 512 * 1024..=4 * 1024 * 1024;
 
 /// The same where they are combined, too.
@@ -256,7 +264,8 @@ mod tests {
         for (size, ranks_per_node) in [(3, 2), (5, 4)] {
             assert_eq!(choice_on(Kind::ReduceScatter, 1 << 21, size, ranks_per_node), Algorithm::Linear);
         }
-        // As long as a node has many ranks, each of which would send to all of the others, it is what crosses least.
+        // As long as a node has many ranks, each of which would send to all of the others, it is what crosses
+        // least.
         assert_eq!(choice_on(Kind::ReduceScatter, 1 << 21, 13, 8), Algorithm::HalvingDoubling);
     }
 

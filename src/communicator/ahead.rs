@@ -1,16 +1,17 @@
 //! How far calls by way of the host run ahead of the stream that waits for them.
 //!
-//! The driver has room for a few hundred things that a stream has not done. A thread that gives the stream one more waits
-//! inside the driver, with the lock of the device's context held; and whoever would move the calls that the stream waits
-//! for needs that lock. So that it never comes to this, a thread waits here, where it moves calls itself, while its stream
-//! waits for [`FEW`] calls already.
+//! The driver has room for a few hundred things that a stream has not done. A thread that gives the stream
+//! one more waits inside the driver, with the lock of the device's context held; and whoever would move the
+//! calls that the stream waits for needs that lock. So that it never comes to this, a thread waits here,
+//! where it moves calls itself, while its stream waits for [`FEW`] calls already.
 //!
-//! What a call waits for may have to be called later by the same thread, on another stream or on the host: a receive whose message is
-//! the answer to what is sent next. So the first waits are short ([`PATIENCE`]), and each that was in vain doubles the
-//! number of calls that the stream may wait for, up to [`MOST`]. Beyond, the wait ends with the call's deadline, and the call with it.
+//! What a call waits for may have to be called later by the same thread, on another stream or on the host: a
+//! receive whose message is the answer to what is sent next. So the first waits are short ([`PATIENCE`]), and
+//! each that was in vain doubles the number of calls that the stream may wait for, up to [`MOST`]. Beyond,
+//! the wait ends with the call's deadline, and the call with it.
 //!
-//! Only calls that a stream was told to wait for count: operations that start together are begun before that, however
-//! many they are.
+//! Only calls that a stream was told to wait for count: operations that start together are begun before that,
+//! however many they are.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
@@ -29,9 +30,9 @@ use crate::engine::group::Group;
 use crate::engine::operation::Running;
 use crate::error::{Result, fail};
 
-/// So many calls a stream may wait for without more ado. Two keep it busy; the rest lets a thread that has other streams
-/// to feed go on while this one lags behind. A call takes three places in the queue, and the caller's own work in between
-/// the others.
+/// So many calls a stream may wait for without more ado. Two keep it busy; the rest lets a thread that has
+/// other streams to feed go on while this one lags behind. A call takes three places in the queue, and the
+/// caller's own work in between the others.
 const FEW: usize = 16;
 
 /// So many at most.
@@ -40,8 +41,8 @@ const MOST: usize = 64;
 /// How long a thread waits before it may be right that it must go on.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long it leaves moving what it waits for to the attendant, if that does so already: two threads that move the same calls
-/// are in each other's way.
+/// How long it leaves moving what it waits for to the attendant, if that does so already: two threads that
+/// move the same calls are in each other's way.
 const WATCHES: Duration = Duration::from_micros(500);
 
 /// The streams that wait for calls, and for which. In a list: they are few.
@@ -79,8 +80,8 @@ struct Backlog {
 }
 
 impl Backlog {
-    /// Forgets those at its head that have ended. The first of the others. It is asked several times a call, and looks at no more:
-    /// other threads write what says whether a call has ended.
+    /// Forgets those at its head that have ended. The first of the others. It is asked several times a call,
+    /// and looks at no more: other threads write what says whether a call has ended.
     fn first(&mut self) -> Option<Arc<Running>> {
         while let Some(call) = self.calls.front() {
             let runs = call.upgrade().filter(|call| !call.has_ended());
@@ -137,8 +138,9 @@ pub(super) fn any_waits(devices: *const Devices) -> bool {
     lock(&BACKLOGS).iter_mut().any(|(key, backlog)| key.devices == devices && backlog.first().is_some())
 }
 
-/// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. Not where so many others of its
-/// device do that they take the queues of those who would end that. A callback must not wait.
+/// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. Not where so
+/// many others of its device do that they take the queues of those who would end that. A callback must not
+/// wait.
 pub(super) fn may_wait(stream: &Stream) -> Result<bool> {
     let (devices, device) = (stream.devices(), stream.device());
     if is_calling_back() {
@@ -156,8 +158,9 @@ fn others_that_wait(stream: &Stream) -> usize {
     backlogs.iter().filter(|(other, _)| *other != key && of_device(other)).count()
 }
 
-/// Waits until `stream` may be told to wait for one more call, of `group`: whether it has been told to wait for any that runs. `Timeout`
-/// when there are too many that do not end in time. Returns at once where nobody may wait, in callbacks.
+/// Waits until `stream` may be told to wait for one more call, of `group`: whether it has been told to wait
+/// for any that runs. `Timeout` when there are too many that do not end in time. Returns at once where nobody
+/// may wait, in callbacks.
 pub(super) fn make_room(stream: &Stream, group: &Group, until: impl Fn() -> Deadline) -> Result<bool> {
     let key = Key::of(stream);
     let mut deadline = None;

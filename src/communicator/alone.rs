@@ -24,7 +24,8 @@ use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{Operator, Reducer, Representation};
 
 impl Context {
-    /// A group of one: the result is the input. On the stream, which may be in capture; without one it is there on return.
+    /// A group of one: the result is the input. On the stream, which may be in capture; without one it is
+    /// there on return.
     ///
     /// # Safety
     /// As [`Context::start`].
@@ -127,7 +128,8 @@ impl Context {
         Error::new(Status::Timeout, text)
     }
 
-    /// What a call's own work on its device ends with that is not through at its deadline; other errors as they are.
+    /// What a call's own work on its device ends with that is not through at its deadline; other errors as
+    /// they are.
     fn unfinished(&self, survey: &Survey, error: Error) -> Error {
         if error.status() != Status::Timeout {
             return error;
@@ -142,9 +144,9 @@ impl Context {
         Error::new(Status::Timeout, text)
     }
 
-    /// Waits until the call's stream has come to it. This thread is to wait for what it gives the stream, and nothing says that what
-    /// the stream was given before ever ends; beyond the deadline the call has touched nothing. What other threads give the default stream
-    /// in between has no such bound.
+    /// Waits until the call's stream has come to it. This thread is to wait for what it gives the stream, and
+    /// nothing says that what the stream was given before ever ends; beyond the deadline the call has touched
+    /// nothing. What other threads give the default stream in between has no such bound.
     fn come_to(&self, event: &Event, survey: &Survey, deadline: Deadline) -> Result<()> {
         event.record(&survey.stream)?;
         let start = Instant::now();
@@ -186,7 +188,8 @@ fn stream_of(survey: &Survey) -> &'static str {
     if survey.ordered { "call->stream" } else { "the default stream" }
 }
 
-/// Host memory that a stream is to write. What is device memory is written in the order of streams, and so is what its owner does to it.
+/// Host memory that a stream is to write. What is device memory is written in the order of streams, and so is
+/// what its owner does to it.
 struct InUse {
     until: Option<&'static str>,
     since: OnceLock<Instant>,
@@ -198,8 +201,9 @@ impl InUse {
         InUse { until: writes_host.then(|| stream_of(survey)), since: OnceLock::new() }
     }
 
-    /// When a work ends with `error`, told whether its stream has come past it: then, since its caller has the memory back. A stream
-    /// that is not to come there ever keeps nobody: its caller is told whose the memory is.
+    /// When a work ends with `error`, told whether its stream has come past it: then, since its caller has
+    /// the memory back. A stream that is not to come there ever keeps nobody: its caller is told whose the
+    /// memory is.
     fn told(&self, error: Error, done: bool) -> Option<Error> {
         let Some(stream) = self.until.filter(|_| !done) else { return Some(error) };
         let waited = self.since.get_or_init(Instant::now).elapsed();
@@ -235,7 +239,8 @@ impl Scaler {
             count: checked.output_len(),
             max_blocks: 0,
         };
-        // SAFETY: the caller's promise; both are memory of the stream's device, aligned to elements and as long as the call says.
+        // SAFETY: the caller's promise; both are memory of the stream's device, aligned to elements and as
+        // long as the call says.
         unsafe { kernels.fold(&survey.devices, &fold) }
     }
 }

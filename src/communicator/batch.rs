@@ -44,8 +44,8 @@ impl Pending {
         Pending(State::Point { point, awaited: true })
     }
 
-    /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the context has
-    /// its failure.
+    /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the
+    /// context has its failure.
     pub(super) fn unawaited(self) -> Pending {
         Pending(match self.0 {
             State::Point { point, .. } => State::Point { point, awaited: false },
@@ -53,8 +53,8 @@ impl Pending {
         })
     }
 
-    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
-    /// the host, when the operation is complete.
+    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams
+    /// may not wait for the host, when the operation is complete.
     pub fn close(self) -> Result<Work> {
         self.end(Begun::close)
     }
@@ -96,8 +96,9 @@ impl Pending {
         Pending::end_all(all, Begun::close)
     }
 
-    /// As [`Pending::close_all`], but what side streams do is complete when this returns, and streams are not made to wait for
-    /// it. For programs that may have the driver wait for the device meanwhile, from any thread: see [`Call::stream`].
+    /// As [`Pending::close_all`], but what side streams do is complete when this returns, and streams are not
+    /// made to wait for it. For programs that may have the driver wait for the device meanwhile, from any
+    /// thread: see [`Call::stream`].
     pub fn complete_all(all: Vec<Pending>) -> Vec<Result<Work>> {
         Pending::end_all(all, Begun::complete)
     }
@@ -147,15 +148,16 @@ impl Pending {
     }
 }
 
-/// Starts operations that may run beside each other, also on one stream: all are begun before the stream waits for any.
-/// So a send and the receive that answers it, or both halves of an exchange, can be given to one stream. Collectives of
-/// one context still run in the order of the list, and those on one stream find what those before them have stored; where
-/// its ranks are on several hosts, several on each, they come before the sends and receives of the list. Sends and
-/// receives between GPUs are one launch for each context, on the first of their streams, for which the others wait. Ranks
-/// of one group may be in one list: their GPUs agree side by side.
+/// Starts operations that may run beside each other, also on one stream: all are begun before the stream
+/// waits for any. So a send and the receive that answers it, or both halves of an exchange, can be given to
+/// one stream. Collectives of one context still run in the order of the list, and those on one stream find
+/// what those before them have stored; where its ranks are on several hosts, several on each, they come
+/// before the sends and receives of the list. Sends and receives between GPUs are one launch for each
+/// context, on the first of their streams, for which the others wait. Ranks of one group may be in one list:
+/// their GPUs agree side by side.
 ///
-/// The works are in the order of the list. When one cannot be begun, those before it run on, their streams wait for them,
-/// and the error is returned.
+/// The works are in the order of the list. When one cannot be begun, those before it run on, their streams
+/// wait for them, and the error is returned.
 ///
 /// # Safety
 /// As [`Context::start`], for every operation.

@@ -11,12 +11,14 @@ use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::sys::fork;
 
-/// How long a wait stays with one message before it looks at the others of its buffer and whether it was aborted, where they are not all
-/// by messages. The wait for one message moves them all, so this bounds how late another's completion is seen, not how fast it moves.
+/// How long a wait stays with one message before it looks at the others of its buffer and whether it was
+/// aborted, where they are not all by messages. The wait for one message moves them all, so this bounds how
+/// late another's completion is seen, not how fast it moves.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// A range of memory from which parts are sent, and into which parts are received, many at a time. All methods from any
-/// thread. Dropping it waits for the messages that are moving, until their deadlines at the latest.
+/// A range of memory from which parts are sent, and into which parts are received, many at a time. All
+/// methods from any thread. Dropping it waits for the messages that are moving, until their deadlines at the
+/// latest.
 pub struct Buffer {
     context: Context,
     base: *mut u8,
@@ -36,8 +38,8 @@ impl Buffer {
     /// The `bytes` bytes from `base` on.
     ///
     /// # Safety
-    /// They stay valid until the buffer is dropped, and whoever sends or receives parts keeps the rules of a send's and
-    /// a receive's memory.
+    /// They stay valid until the buffer is dropped, and whoever sends or receives parts keeps the rules of a
+    /// send's and a receive's memory.
     pub unsafe fn new(context: &Context, base: *mut u8, bytes: u64) -> Buffer {
         let (sends, receives) = (Queue::new("send"), Queue::new("receive"));
         Buffer { context: context.clone(), base, bytes, sends, receives, fork: fork::generation() }
@@ -71,8 +73,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Starts to receive `count` elements to `offset` bytes from the start, from whichever rank of `from` sends first; of all
-    /// ranks if that is empty.
+    /// Starts to receive `count` elements to `offset` bytes from the start, from whichever rank of `from`
+    /// sends first; of all ranks if that is empty.
     pub fn receive(&self, offset: u64, count: u64, dtype: DataType, from: &[u32], call: &Call) -> Result<()> {
         let part = self.part(offset, count, dtype)?;
         let request = Request {
@@ -94,8 +96,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Waits until one of the sends is complete, and tells to whom it went. Each send is told once; its failure is
-    /// returned as it is.
+    /// Waits until one of the sends is complete, and tells to whom it went. Each send is told once; its
+    /// failure is returned as it is.
     pub fn wait_send(&self, deadline: Deadline) -> Result<u32> {
         self.sends.wait(deadline)
     }
@@ -138,7 +140,8 @@ impl Drop for Buffer {
         for queue in [&self.sends, &self.receives] {
             for message in std::mem::take(&mut queue.lock().pending) {
                 if message.on_stream || message.work.cancel().is_err() {
-                    // A stream has it, or what the device is given beside one: it is done with the memory by its own deadline.
+                    // A stream has it, or what the device is given beside one: it is done with the memory by
+                    // its own deadline.
                     let _ = message.work.wait(Deadline::NEVER);
                 }
             }
@@ -186,7 +189,8 @@ impl Queue {
 
     fn push(&self, message: Message, context: &Context) {
         let mut state = self.lock();
-        // Who waits may have looked for the last time before this was in the list, and whoever ended it may have told before that.
+        // Who waits may have looked for the last time before this was in the list, and whoever ended it may
+        // have told before that.
         let is_missed =
             state.waiting > 0 && (message.work.peek().is_some() || message.work.by_messages().is_none());
         state.others += usize::from(!message.work.is_by_messages());
@@ -257,7 +261,8 @@ impl Queue {
                 Some(running) => running.wait_until(deadline, || {
                     let State { pending, others, aborts: now, .. } = &*self.lock();
                     let is_over = |message: &Message| message.work.peek().is_some();
-                    // Another thread may have had it, or have begun one that is moved in another way; or all are lost by now.
+                    // Another thread may have had it, or have begun one that is moved in another way; or all
+                    // are lost by now.
                     *now != aborts
                         || pending.is_empty()
                         || *others > 0

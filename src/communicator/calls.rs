@@ -31,16 +31,16 @@ impl Context {
     /// Runs to completion in this thread.
     ///
     /// # Safety
-    /// The request's pointers are NULL where nothing is accessed, else valid for what the operation accesses until
-    /// it returns.
+    /// The request's pointers are NULL where nothing is accessed, else valid for what the operation accesses
+    /// until it returns.
     pub unsafe fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
         // SAFETY: the caller's promise.
         unsafe { self.run_buffers(request, call, &[]) }
     }
 
-    /// Starts and returns; the library moves it when nobody waits. Where its stream may not wait for the host (see
-    /// [`Call::stream`]), what the stream is given comes after it once the work has been waited for: what the operation needs may be
-    /// the next thing that this thread calls.
+    /// Starts and returns; the library moves it when nobody waits. Where its stream may not wait for the host
+    /// (see [`Call::stream`]), what the stream is given comes after it once the work has been waited for:
+    /// what the operation needs may be the next thing that this thread calls.
     ///
     /// # Safety
     /// As [`Context::run`], until the work completes.
@@ -49,9 +49,9 @@ impl Context {
         unsafe { self.begin(request, call) }?.part()
     }
 
-    /// The first half of [`Context::start`]: checks, has its turn, starts when the stream has come this far. The stream
-    /// waits for it from [`Pending::close`] on. Operations that are to run beside each other on one stream are all
-    /// begun before any is closed: see [`super::start_together`].
+    /// The first half of [`Context::start`]: checks, has its turn, starts when the stream has come this far.
+    /// The stream waits for it from [`Pending::close`] on. Operations that are to run beside each other on
+    /// one stream are all begun before any is closed: see [`super::start_together`].
     ///
     /// # Safety
     /// As [`Context::start`].
@@ -60,8 +60,9 @@ impl Context {
         unsafe { self.begin_buffers(request, call, &[]) }
     }
 
-    /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
-    /// done it, or from [`Context::failure`]. Where its stream may not wait for the host, this returns when it is complete.
+    /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its
+    /// stream has done it, or from [`Context::failure`]. Where its stream may not wait for the host, this
+    /// returns when it is complete.
     ///
     /// # Safety
     /// As [`Context::start`].
@@ -81,8 +82,9 @@ impl Context {
         Ok(())
     }
 
-    /// The first half of [`Context::launch`], of what the host has a part in: that is to be closed. `None` where GPUs do it
-    /// alone: it has been given to its stream, and is followed for the whole context, see [`Context::settle`].
+    /// The first half of [`Context::launch`], of what the host has a part in: that is to be closed. `None`
+    /// where GPUs do it alone: it has been given to its stream, and is followed for the whole context, see
+    /// [`Context::settle`].
     ///
     /// # Safety
     /// As [`Context::start`].
@@ -91,8 +93,8 @@ impl Context {
         unsafe { self.begin_by(request, call, &[], |call| call.launch(), Some) }
     }
 
-    /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`] does. What GPUs
-    /// do alone takes less of the host's time by [`Context::launches`].
+    /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`]
+    /// does. What GPUs do alone takes less of the host's time by [`Context::launches`].
     ///
     /// # Safety
     /// As [`Context::start`].
@@ -166,8 +168,8 @@ impl Context {
         unsafe { self.begin_by(request, call, buffers, |call| call.begin(), std::convert::identity) }
     }
 
-    /// Begins a call where its memory has it: `on_devices` where GPUs exchange, else on the host, which `of_host` makes of the same
-    /// kind.
+    /// Begins a call where its memory has it: `on_devices` where GPUs exchange, else on the host, which
+    /// `of_host` makes of the same kind.
     ///
     /// # Safety
     /// As [`Context::begin_buffers`].
@@ -234,14 +236,14 @@ impl Context {
         if call.algorithm.unwrap_or(0) == 0 { Ok(()) } else { self.algorithm(request, call).map(drop) }
     }
 
-    /// Whether a call is on host memory and asks nothing of devices, before anything is known of its pointers. Short calls take
-    /// half a microsecond in all, so this is asked once for each.
+    /// Whether a call is on host memory and asks nothing of devices, before anything is known of its
+    /// pointers. Short calls take half a microsecond in all, so this is asked once for each.
     fn is_plain(&self, call: &Call) -> bool {
         self.cuda().has_no_part_in(call) && Stages::from_number(call.algorithm.unwrap_or(0)).is_none()
     }
 
-    /// Checks a call that the group's devices do not exchange and finds out what is to be done for it. What needs nobody
-    /// else is done here. `plain` is what [`Context::is_plain`] says.
+    /// Checks a call that the group's devices do not exchange and finds out what is to be done for it. What
+    /// needs nobody else is done here. `plain` is what [`Context::is_plain`] says.
     ///
     /// # Safety
     /// As [`Context::run_buffers`].
@@ -291,8 +293,8 @@ impl Context {
         Ok(Next::Step(Step { group, calling: calling_collective(call, signature), make }))
     }
 
-    /// How a collective on host memory is run; notes in its signature the algorithm that the caller named. `by_messages`: see
-    /// [`lists_by_messages`].
+    /// How a collective on host memory is run; notes in its signature the algorithm that the caller named.
+    /// `by_messages`: see [`lists_by_messages`].
     ///
     /// # Safety
     /// As [`Context::run_buffers`].
@@ -401,8 +403,8 @@ pub(super) fn calling_message(call: &Call, signature: Signature) -> Calling {
     Calling { class: Class::PointToPoint, tag, signature, timeout }
 }
 
-/// What comes before and after the ordinary reduction of several buffers, or of scaled ones. Of an average, all ranks have
-/// as many as this one ([`Call::averaged`]).
+/// What comes before and after the ordinary reduction of several buffers, or of scaled ones. Of an average,
+/// all ranks have as many as this one ([`Call::averaged`]).
 pub(super) fn widen(
     checked: &Checked,
     operator: Operator,
@@ -427,8 +429,9 @@ pub(super) fn widen(
     }
 }
 
-/// Whether messages have accumulators of another type where those of a rank with one buffer have elements: both may be of the same
-/// bytes, so the ranks compare it. Averages compare how many buffers there are, and what is scaled is accumulators with one buffer, too.
+/// Whether messages have accumulators of another type where those of a rank with one buffer have elements:
+/// both may be of the same bytes, so the ranks compare it. Averages compare how many buffers there are, and
+/// what is scaled is accumulators with one buffer, too.
 fn sends_no_elements(checked: &Checked, buffers: &[*mut u8]) -> bool {
     buffers.len() > 1
         && checked.dtype.accumulator() != checked.dtype
@@ -438,16 +441,16 @@ fn sends_no_elements(checked: &Checked, buffers: &[*mut u8]) -> bool {
         )
 }
 
-/// Whether calls whose lists may differ from rank to rank go by messages: once the ranks have agreed that their GPUs do not exchange
-/// some may have device memory, and only messages let a rank go its own way. To be asked when a call is made: while it runs its ranks
-/// may agree, not all at the same moment of it.
+/// Whether calls whose lists may differ from rank to rank go by messages: once the ranks have agreed that
+/// their GPUs do not exchange some may have device memory, and only messages let a rank go its own way. To be
+/// asked when a call is made: while it runs its ranks may agree, not all at the same moment of it.
 pub(super) fn lists_by_messages(group: &Group) -> bool {
     matches!(group.devices(), Some(Way::Staged(_)))
 }
 
-/// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
-/// library. How many buffers a rank has does not matter here: ranks may have different numbers, or what they have called says
-/// how many, or that they are several, too. `by_messages`: see [`lists_by_messages`].
+/// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to
+/// the library. How many buffers a rank has does not matter here: ranks may have different numbers, or what
+/// they have called says how many, or that they are several, too. `by_messages`: see [`lists_by_messages`].
 pub(super) fn exchange_directly(
     group: &Group,
     checked: &Checked,

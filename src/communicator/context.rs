@@ -50,12 +50,13 @@ struct Inner {
     cuda: Cuda,
     /// Behind all that holds the group's endpoint.
     _parting: Option<Parting>,
-    /// Kept alive as long as the context: the embedded server of its store. Nobody needs a directory once the ranks have met.
+    /// Kept alive as long as the context: the embedded server of its store. Nobody needs a directory once the
+    /// ranks have met.
     _store: Option<Arc<dyn Store>>,
 }
 
-/// What tells a group's children from those of others. Contexts that take each other's place have one, so that ranks make the same children
-/// though some of them have the one and some the other.
+/// What tells a group's children from those of others. Contexts that take each other's place have one, so
+/// that ranks make the same children though some of them have the one and some the other.
 struct Line {
     id: u64,
     /// How often each named child was made: makes the next one different.
@@ -92,8 +93,9 @@ impl Context {
         Context::meet(options, None, None)
     }
 
-    /// [`Context::create`] with a name for errors and logs that need not be the other ranks', unless `recall` calls it off. The store
-    /// is asked in turns for what other ranks write there: it is one whose waits time out.
+    /// [`Context::create`] with a name for errors and logs that need not be the other ranks', unless `recall`
+    /// calls it off. The store is asked in turns for what other ranks write there: it is one whose waits time
+    /// out.
     pub fn create_unless(recall: &Recall, options: Options, label: Option<String>) -> Result<Context> {
         Context::meet(options, label, Some(recall))
     }
@@ -123,11 +125,13 @@ impl Context {
         }
         let once = matches!(options.rendezvous, Rendezvous::Invitation(_));
         let by_id = once || matches!(options.rendezvous, Rendezvous::Id(_));
-        // Waits of our own stores time out: they are cut into turns, so that ranks hear of each other meanwhile.
+        // Waits of our own stores time out: they are cut into turns, so that ranks hear of each other
+        // meanwhile.
         let is_ours = !matches!(options.rendezvous, Rendezvous::Store(_));
         let recalled = recalled.or(is_ours.then_some(&|| None));
         let leads = rank == 0 && matches!(options.rendezvous, Rendezvous::Environment);
-        // What is no option is the caller's, who may try again; that the host lacks something the others are to hear.
+        // What is no option is the caller's, who may try again; that the host lacks something the others are
+        // to hear.
         let links = meeting::on_interface(meeting::link_options(&options)?, &options);
         let (name, options, tied) = (name.as_str(), links, recall.is_some_and(Recall::is_tied));
         let meeting =
@@ -142,8 +146,8 @@ impl Context {
         }
         let members = (0..size).collect();
         let group = Group::new(endpoint, job, label.clone(), rank, members, timeout);
-        // Once the ranks have met nobody asks it again. An id's server its maker keeps elsewhere; a directory rank 0 removes when all have
-        // settled, since a process that exits does not destroy its contexts.
+        // Once the ranks have met nobody asks it again. An id's server its maker keeps elsewhere; a directory
+        // rank 0 removes when all have settled, since a process that exits does not destroy its contexts.
         let kept = (!by_id && store.file_of("").is_none()).then(|| store.clone());
         let context = Context::new(label, timeout, Membership::Group(group), kept);
         if let Some(recall) = recall {
@@ -249,11 +253,12 @@ impl Context {
         &self.0.name
     }
 
-    /// Allows the kernels by which this group's GPUs exchange at most so many blocks each: they take so many multiprocessors at
-    /// most. 0 is no limit. The ranks agree on the least that any of them allows, when their GPUs agree to exchange (at the
-    /// first collective on device memory, or in [`Context::connect_device`]); said later, it changes nothing. Of kernels that carry by
-    /// way of the host each rank obeys its own, from then on; they have two at least, or three where they combine. Children begin
-    /// with it.
+    /// Allows the kernels by which this group's GPUs exchange at most so many blocks each: they take so many
+    /// multiprocessors at most. 0 is no limit. The ranks agree on the least that any of them allows, when
+    /// their GPUs agree to exchange (at the first collective on device memory, or in
+    /// [`Context::connect_device`]); said later, it changes nothing. Of kernels that carry by way of the host
+    /// each rank obeys its own, from then on; they have two at least, or three where they combine. Children
+    /// begin with it.
     pub fn limit_blocks(&self, max_blocks: u32) {
         self.0.max_blocks.store(max_blocks, Ordering::Relaxed);
     }
@@ -269,8 +274,8 @@ impl Context {
         }
     }
 
-    /// Fails everything that is running or to come on this context, on this rank and (within a second) on the others.
-    /// Returns at once; from any thread.
+    /// Fails everything that is running or to come on this context, on this rank and (within a second) on the
+    /// others. Returns at once; from any thread.
     pub fn abort(&self) {
         self.abort_because(None);
     }
@@ -284,7 +289,8 @@ impl Context {
         self.fail(Error::new(Status::Aborted, text));
     }
 
-    /// Fails everything that is running or to come on this context for a cause of this rank's, as [`Context::abort`].
+    /// Fails everything that is running or to come on this context for a cause of this rank's, as
+    /// [`Context::abort`].
     pub(super) fn fail(&self, error: Error) {
         match &self.0.membership {
             Membership::Solo => drop(self.0.failure.set(error)),

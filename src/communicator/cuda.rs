@@ -89,8 +89,8 @@ impl Cuda {
         Ok(Some((device, capture)))
     }
 
-    /// Whether such a call is on host memory because this process has no driver: what most calls are on machines without
-    /// GPUs, and short ones take half a microsecond in all.
+    /// Whether such a call is on host memory because this process has no driver: what most calls are on
+    /// machines without GPUs, and short ones take half a microsecond in all.
     pub(super) fn has_no_part_in(&self, call: &Call) -> bool {
         call.stream.is_none() && !call.on_device && self.devices.get().is_none() && !Libcuda::is_loaded()
     }
@@ -195,8 +195,8 @@ impl Cuda {
 }
 
 impl Context {
-    /// What copies on a call's device, each copy with at most `max_blocks` blocks, and no more than the context allows; `None`: it has no
-    /// kernels. The answer may be another one for the next call.
+    /// What copies on a call's device, each copy with at most `max_blocks` blocks, and no more than the
+    /// context allows; `None`: it has no kernels. The answer may be another one for the next call.
     pub(super) fn copier(
         &self,
         devices: &Arc<Devices>,
@@ -207,8 +207,9 @@ impl Context {
         Some(limited(kernels, least_limit([self.max_blocks(), max_blocks])))
     }
 
-    /// Loads what copies on a call's device, before any stream waits for a call of ours, since loading waits for the device. A call that
-    /// follows one for which that failed does not try again at once: it would wait for it as long.
+    /// Loads what copies on a call's device, before any stream waits for a call of ours, since loading waits
+    /// for the device. A call that follows one for which that failed does not try again at once: it would
+    /// wait for it as long.
     pub(super) fn load_copier(&self, devices: &Arc<Devices>, device: u32) -> Option<Arc<dyn Kernels>> {
         let (dtype, operator) = staged::COPY;
         let kernels = self.cuda().copier()?;
@@ -226,9 +227,9 @@ impl Context {
         }
     }
 
-    /// The element of `bytes` bytes at `address`, memory of `device`, that a collective on `stream` takes as its factor, as it is when the
-    /// stream has come this far. Waits for that, as long as the call may take. A rank that is kept from it fails the group, as
-    /// [`Context::or_fail_on`] has it.
+    /// The element of `bytes` bytes at `address`, memory of `device`, that a collective on `stream` takes as
+    /// its factor, as it is when the stream has come this far. Waits for that, as long as the call may take.
+    /// A rank that is kept from it fails the group, as [`Context::or_fail_on`] has it.
     ///
     /// # Safety
     /// The memory is valid until then, and the stream lives.

@@ -1,5 +1,5 @@
-//! Calls on device memory that the group's GPUs exchange among themselves: whether a call does, and how it gets there.
-//! What all ranks agree on decides, and nothing else.
+//! Calls on device memory that the group's GPUs exchange among themselves: whether a call does, and how it
+//! gets there. What all ranks agree on decides, and nothing else.
 
 mod agree;
 mod launches;
@@ -32,27 +32,27 @@ use crate::error::{Error, Result, Status, fail};
 use crate::signature::Signature;
 
 impl Context {
-    /// Collective: agrees with the other ranks whether their GPUs exchange, this rank's being `device`, unless that is
-    /// agreed. The first collective on device memory does it when it has to; whoever connects before has it behind them,
-    /// and may have several contexts in one thread: [`connect_devices`]. Sends and receives, which are not for all ranks to
-    /// call, are exchanged by GPUs only where all ranks have connected by this. That the GPUs do not reach each other is
-    /// no error.
+    /// Collective: agrees with the other ranks whether their GPUs exchange, this rank's being `device`,
+    /// unless that is agreed. The first collective on device memory does it when it has to; whoever connects
+    /// before has it behind them, and may have several contexts in one thread: [`connect_devices`]. Sends and
+    /// receives, which are not for all ranks to call, are exchanged by GPUs only where all ranks have
+    /// connected by this. That the GPUs do not reach each other is no error.
     ///
     /// May allocate device memory, and wait for the device.
     pub fn connect_device(&self, device: u32) -> Result<()> {
         connect_devices(&[(self, device)])
     }
 
-    /// As [`Context::connect_device`], by this table, the same on all ranks, instead of what `UNISONO_TUNING` or the device
-    /// says: for measuring tables.
+    /// As [`Context::connect_device`], by this table, the same on all ranks, instead of what `UNISONO_TUNING`
+    /// or the device says: for measuring tables.
     pub fn connect_device_by(&self, device: u32, table: Table) -> Result<()> {
         let choose = |_: &Devices, _| Ok(Chosen { table, by_hand: true });
         let candidate = Candidate { context: self, device, first: None, points: true };
         connect(&[candidate], Devices::open, choose, Loads::OWN)
     }
 
-    /// Whether the ranks' GPUs exchange directly, with several hosts those of each host, and if not, why; `None` before it
-    /// is agreed.
+    /// Whether the ranks' GPUs exchange directly, with several hosts those of each host, and if not, why;
+    /// `None` before it is agreed.
     pub fn device_way(&self) -> Option<Result<(), String>> {
         let Membership::Group(group) = self.membership() else { return None };
         Some(match group.devices()? {
@@ -67,9 +67,10 @@ impl Context {
         group.devices().and_then(Way::exchange).map_or(0, |exchange| exchange.arena_bytes())
     }
 
-    /// Whether graphs that are captured from here on are ordered with other calls and other graphs of this context as they are
-    /// launched, whatever their streams; all ranks launch them in one order. If not, they must not run beside each other. Without
-    /// this they are, unless `UNISONO_GRAPH_MIXING` is 0. Where GPUs do not exchange nothing is captured.
+    /// Whether graphs that are captured from here on are ordered with other calls and other graphs of this
+    /// context as they are launched, whatever their streams; all ranks launch them in one order. If not, they
+    /// must not run beside each other. Without this they are, unless `UNISONO_GRAPH_MIXING` is 0. Where GPUs
+    /// do not exchange nothing is captured.
     pub fn mix_graphs(&self, mixes: bool) {
         let Membership::Group(group) = self.membership() else { return };
         if let Some(exchange) = group.devices().and_then(Way::exchange) {
@@ -77,14 +78,16 @@ impl Context {
         }
     }
 
-    /// Whether the GPU has done all that its streams were given by [`Context::launch`] and other calls, and that GPUs
-    /// exchange. Calls in graphs count where those are mixed with others ([`Context::mix_graphs`]). Never waits.
+    /// Whether the GPU has done all that its streams were given by [`Context::launch`] and other calls, and
+    /// that GPUs exchange. Calls in graphs count where those are mixed with others ([`Context::mix_graphs`]).
+    /// Never waits.
     pub fn is_settled(&self) -> Result<bool> {
         let Membership::Group(group) = self.membership() else { return Ok(true) };
         group.devices().and_then(Way::exchange).map_or(Ok(true), |exchange| exchange.is_idle())
     }
 
-    /// Waits until [`Context::is_settled`]. An expired `deadline` is `Timeout`; the failure of the context ends the wait.
+    /// Waits until [`Context::is_settled`]. An expired `deadline` is `Timeout`; the failure of the context
+    /// ends the wait.
     pub fn settle(&self, deadline: Deadline) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -108,7 +111,8 @@ impl Context {
         }
     }
 
-    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused.
+    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or
+    /// refused.
     pub(super) fn on_devices(
         &self,
         request: &Request,
@@ -140,8 +144,8 @@ impl Context {
         }
     }
 
-    /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
-    /// with the others at the first such call.
+    /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one.
+    /// Agrees on that with the others at the first such call.
     fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
         let Membership::Group(group) = self.membership() else { return Ok(None) };
         if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
@@ -205,7 +209,8 @@ impl Context {
         Ok(())
     }
 
-    /// The call, if it is one on device memory, and where that is. A driver that does not tell keeps this rank from it.
+    /// The call, if it is one on device memory, and where that is. A driver that does not tell keeps this
+    /// rank from it.
     fn on_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
         let class = if request.kind.point_to_point() { Class::PointToPoint } else { Class::Ordered };
         // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
@@ -215,7 +220,8 @@ impl Context {
     fn find_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
         let cuda = self.cuda();
         let mut known = None;
-        // A call of nothing has no memory, and ranks may give any pointers: its stream tells what the others will take it for.
+        // A call of nothing has no memory, and ranks may give any pointers: its stream tells what the others
+        // will take it for.
         let nothing = request.counts == Counts::Uniform(0);
         // Told by the pointers alone: most calls are on host memory, and parsed later.
         let mut on_device = call.on_device;
@@ -292,8 +298,8 @@ struct OnMemory {
     name: &'static str,
 }
 
-/// Has the devices agree for those operations that need it, side by side. What keeps one from that keeps it from beginning, too, and is
-/// told then: those before it are begun.
+/// Has the devices agree for those operations that need it, side by side. What keeps one from that keeps it
+/// from beginning, too, and is told then: those before it are begun.
 pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) {
     let mut open: Vec<Candidate<'_>> = Vec::new();
     for &(context, request, call) in operations {
@@ -423,8 +429,8 @@ impl OnDevices {
     /// Gives it to its stream. What comes back is the host's part, if it has one.
     ///
     /// # Safety
-    /// The request's memory is valid for what the operation accesses, and the call's stream lives, until the operation
-    /// has ended.
+    /// The request's memory is valid for what the operation accesses, and the call's stream lives, until the
+    /// operation has ended.
     pub(super) unsafe fn launch(&self) -> Result<Option<Pending>> {
         match &self.what {
             // SAFETY: the caller's promise.
@@ -529,8 +535,8 @@ pub(super) struct PointCall {
     signature: Signature,
 }
 
-/// Points of one exchange, given in one piece whatever stands between them in the caller's list: of two pieces the second
-/// would wait for the first, and that for a rank whose answer is in its own second.
+/// Points of one exchange, given in one piece whatever stands between them in the caller's list: of two
+/// pieces the second would wait for the first, and that for a rank whose answer is in its own second.
 pub(super) struct Together {
     group: Arc<Group>,
     exchange: Arc<DeviceExchange>,

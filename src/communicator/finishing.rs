@@ -7,8 +7,8 @@ use crate::engine::observed::{First, Observed};
 use crate::engine::operation::{Completion, Operation};
 use crate::error::Result;
 
-/// `operation`, with `first` before it, when its turn has come, and `finish` once it has ended well. Each call of these does
-/// a part, and says whether that was the last.
+/// `operation`, with `first` before it, when its turn has come, and `finish` once it has ended well. Each
+/// call of these does a part, and says whether that was the last.
 pub(super) fn finishing<O: Operation, F: FnMut() -> bool + Send>(
     operation: O,
     first: Option<First>,
@@ -42,7 +42,8 @@ pub(super) struct Copied {
     done: usize,
 }
 
-// SAFETY: the pointers are the caller's, promised to be usable from the library's threads until the operation ends.
+// SAFETY: the pointers are the caller's, promised to be usable from the library's threads until the operation
+// ends.
 unsafe impl Send for Copied {}
 
 impl Copied {

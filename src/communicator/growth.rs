@@ -17,9 +17,10 @@ use crate::signature::Making;
 const WORD: Duration = Duration::from_secs(5);
 
 impl Context {
-    /// What all ranks of this group do before they meet again with ranks that join them, in the same order as [`Context::begin_split`]:
-    /// each tells a few words, and has everybody's, in rank order. Then [`Context::create_unless`] makes the larger group, with a
-    /// [`Recall`](super::Recall) that is tied to this one.
+    /// What all ranks of this group do before they meet again with ranks that join them, in the same order as
+    /// [`Context::begin_split`]: each tells a few words, and has everybody's, in rank order. Then
+    /// [`Context::create_unless`] makes the larger group, with a [`Recall`](super::Recall) that is tied to
+    /// this one.
     pub fn begin_growth<const WORDS: usize>(&self, mine: [u64; WORDS]) -> Result<Vec<[u64; WORDS]>> {
         let Membership::Group(group) = self.membership() else {
             return self.failure().map_or(Ok(vec![mine]), Err);
@@ -27,8 +28,8 @@ impl Context {
         self.exchange(group, mine, Limits::begin(self.timeout()).come, Making::Grow)
     }
 
-    /// In place of [`Context::create`], for a rank that does not come, for the cause `why`: those who wait for it hear that. By an id
-    /// that this process serves.
+    /// In place of [`Context::create`], for a rank that does not come, for the cause `why`: those who wait
+    /// for it hear that. By an id that this process serves.
     pub fn decline(options: &Options, why: Error) {
         let deadline = Deadline::after(WORD);
         let told = meeting::find(options, deadline, None).and_then(|found| {
@@ -181,7 +182,8 @@ mod tests {
         }
     }
 
-    /// As where the rank that has made the id dies: the connections to its store end before those of the group.
+    /// As where the rank that has made the id dies: the connections to its store end before those of the
+    /// group.
     #[test]
     fn who_loses_the_store_says_what_the_group_knows_of_that() {
         let [first, second] = pair();

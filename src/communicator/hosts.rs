@@ -1,9 +1,9 @@
-//! Calls on device memory between ranks on several hosts: composed of what the GPUs of each host exchange by kernels, and
-//! of what the hosts exchange by way of pinned memory: by messages, or if it is long by lanes that the ranks of a place have among
-//! themselves.
+//! Calls on device memory between ranks on several hosts: composed of what the GPUs of each host exchange by
+//! kernels, and of what the hosts exchange by way of pinned memory: by messages, or if it is long by lanes
+//! that the ranks of a place have among themselves.
 //!
-//! The ranks of a host, `inside` of them, share the work: each deals with the ranks of its own *place* on the other hosts, so
-//! that every byte crosses once and all ranks send and receive at the same time.
+//! The ranks of a host, `inside` of them, share the work: each deals with the ranks of its own *place* on the
+//! other hosts, so that every byte crosses once and all ranks send and receive at the same time.
 //!
 //! | call | before, by kernels | across | after, by kernels |
 //! |---|---|---|---|
@@ -13,12 +13,14 @@
 //! | allgather | | allgather of this place's blocks | blocks to all |
 //! | broadcast | on the root's host: broadcast | broadcast of this place's shard | elsewhere: shards to all |
 //!
-//! It is one call to everybody: one number, one signature, one deadline; the messages of the hosts are its pieces, between ranks
-//! of the group. The kernels and what waits for the parts between them are on the caller's stream. Long calls are cut into chunks that fit one
-//! half of the group's workspace: what comes before a chunk is given to the stream ahead of the wait for the one before.
+//! It is one call to everybody: one number, one signature, one deadline; the messages of the hosts are its
+//! pieces, between ranks of the group. The kernels and what waits for the parts between them are on the
+//! caller's stream. Long calls are cut into chunks that fit one half of the group's workspace: what comes
+//! before a chunk is given to the stream ahead of the wait for the one before.
 //!
-//! Reductions keep the canonical order where a host's ranks are an inner node of its tree, so where they are a power of two. What a
-//! host makes of its inputs are accumulators, and the last step rounds: so inputs of short floats are widened first.
+//! Reductions keep the canonical order where a host's ranks are an inner node of its tree, so where they are
+//! a power of two. What a host makes of its inputs are accumulators, and the last step rounds: so inputs of
+//! short floats are widened first.
 
 mod across;
 mod parts;
@@ -47,8 +49,8 @@ use crate::error::{Result, fail};
 use crate::reduce::{Operator, Reducer};
 use crate::signature::Signature;
 
-/// How much longer than the hosts' part the kernels behind it may take before they are missed, and how long a call that fails waits for
-/// both.
+/// How much longer than the hosts' part the kernels behind it may take before they are missed, and how long a
+/// call that fails waits for both.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Up to how many bytes calls are staged: all else is quicker composed.
@@ -60,10 +62,11 @@ struct Bounds {
     reduce_scatter: u64,
 }
 
-/// On two pretended hosts of two H100s each, three times in one run, a broadcast of 8 bytes takes 13 to 15 µs staged and 20 composed, of 16
-/// KiB 14 to 19 and 20 to 22, of 32 KiB 20 to 24 and 21 to 23; a reduction to one rank of 16 KiB 24 to 25 and 29 to 31, of 32 KiB 36 to 41 and
-/// 32 to 35; an allreduce of 8 KiB 35 to 36 and 39 to 41, of 16 KiB 42 to 48 and 41 to 46; a reduce_scatter of 16 KiB 34 to 37 and 37 to 40, of
-/// 32 KiB 41 to 43 and 39 to 41. An allgather of 16 bytes takes 33 to 37 and 32 to 33.
+/// On two pretended hosts of two H100s each, three times in one run, a broadcast of 8 bytes takes 13 to 15 µs
+/// staged and 20 composed, of 16 KiB 14 to 19 and 20 to 22, of 32 KiB 20 to 24 and 21 to 23; a reduction to
+/// one rank of 16 KiB 24 to 25 and 29 to 31, of 32 KiB 36 to 41 and 32 to 35; an allreduce of 8 KiB 35 to 36
+/// and 39 to 41, of 16 KiB 42 to 48 and 41 to 46; a reduce_scatter of 16 KiB 34 to 37 and 37 to 40, of 32 KiB
+/// 41 to 43 and 39 to 41. An allgather of 16 bytes takes 33 to 37 and 32 to 33.
 const BOUNDS: Bounds =
     Bounds { allreduce: 8 << 10, reduce: 16 << 10, broadcast: 16 << 10, reduce_scatter: 16 << 10 };
 
@@ -148,7 +151,8 @@ impl Composed {
         self.signature
     }
 
-    /// Gives it to its stream, and is not followed beyond the hosts' part, which the work is: its kernels are, for the whole context.
+    /// Gives it to its stream, and is not followed beyond the hosts' part, which the work is: its kernels
+    /// are, for the whole context.
     ///
     /// # Safety
     /// As [`Composed::start`].
@@ -197,7 +201,8 @@ impl Composed {
             // What runs before it in the order of calls must not come behind it on a stream.
             for (stream, courier) in couriers::ahead(group.id()) {
                 let is_busy = ahead::is_busy(&stream);
-                // SAFETY: whoever began those calls has promised their memory and their streams until they have ended.
+                // SAFETY: whoever began those calls has promised their memory and their streams until they
+                // have ended.
                 self.context.or_fail(unsafe { courier.launch(&stream, is_busy, &**kernels) })?;
             }
         }
@@ -227,10 +232,12 @@ impl Composed {
         Ok((enqueued?, running))
     }
 
-    /// Waits until nothing uses the memory of this call, which has failed, for [`LATE`] at most: the caller has it back then.
+    /// Waits until nothing uses the memory of this call, which has failed, for [`LATE`] at most: the caller
+    /// has it back then.
     fn await_end(&self, running: &Running) {
         let until = Deadline::after(LATE);
-        // Whoever moves it sets the latch, too, unless the driver holds that thread up: kernels that come later leave the memory alone.
+        // Whoever moves it sets the latch, too, unless the driver holds that thread up: kernels that come
+        // later leave the memory alone.
         self.hosts.exchange().shut();
         // Its failure has been told.
         let _ = running.wait(until);

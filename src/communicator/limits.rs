@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::deadline::Deadline;
 use crate::error::{Error, Status};
 
-/// How much longer than the deadline ranks that have come may take for what they set up together: who comes at the last moment is in
-/// time.
+/// How much longer than the deadline ranks that have come may take for what they set up together: who comes
+/// at the last moment is in time.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// By when a new group is to be there.
@@ -34,7 +34,8 @@ impl Limits {
         Limits { come: self.settled, ..self }
     }
 
-    /// Why the group of that `name` was not set up. A step has what those before it have left: the whole is told, too.
+    /// Why the group of that `name` was not set up. A step has what those before it have left: the whole is
+    /// told, too.
     pub(super) fn tell(&self, name: &str, error: Error) -> Error {
         match error.status() {
             Status::Timeout => {

@@ -1,10 +1,11 @@
-//! Random programs: calls of all kinds one behind the other, on random ranks, streams and memory, compared with plain
-//! loops; the same with something that goes wrong, where every rank has to come back with what is right or an error, streams have to come
-//! to an end, and nothing may use what its owner has back.
+//! Random programs: calls of all kinds one behind the other, on random ranks, streams and memory, compared
+//! with plain loops; the same with something that goes wrong, where every rank has to come back with what is
+//! right or an error, streams have to come to an end, and nothing may use what its owner has back.
 //!
-//! A program follows from its seed alone; how its threads are interleaved does not. `cargo test --lib medley` plays few. To
-//! hunt: `UNISONO_MEDLEY_SEEDS=1000..1100 cargo test --lib medley -- --nocapture --test-threads 1`; a seed that fails is printed
-//! with its program.
+//! A program follows from its seed alone; how its threads are interleaved does not. `cargo test --lib medley`
+//! plays few. To hunt:
+//! `UNISONO_MEDLEY_SEEDS=1000..1100 cargo test --lib medley -- --nocapture --test-threads 1`; a seed that
+//! fails is printed with its program.
 
 mod play;
 mod program;

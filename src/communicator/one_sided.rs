@@ -1,4 +1,5 @@
-//! One-sided operations of GPUs: a rank writes into another's part of a window, and signals it; that one waits for signals.
+//! One-sided operations of GPUs: a rank writes into another's part of a window, and signals it; that one
+//! waits for signals.
 
 use std::sync::Arc;
 
@@ -10,13 +11,15 @@ use crate::engine::group::Group;
 use crate::error::{Result, fail};
 
 impl Context {
-    /// Has the call's stream write `bytes` bytes of device memory from `from` on into rank `peer`'s part of `window`, `offset` bytes from
-    /// where that begins, and then signal that rank. What a rank puts and signals goes one after the other, in the order in which it is
-    /// called, whatever the streams; it is in no order with other calls but that of its stream. Returns at once. In a capture it is sent
-    /// in each replay, in no order with what is sent beside that.
+    /// Has the call's stream write `bytes` bytes of device memory from `from` on into rank `peer`'s part of
+    /// `window`, `offset` bytes from where that begins, and then signal that rank. What a rank puts and
+    /// signals goes one after the other, in the order in which it is called, whatever the streams; it is in
+    /// no order with other calls but that of its stream. Returns at once. In a capture it is sent in each
+    /// replay, in no order with what is sent beside that.
     ///
     /// # Safety
-    /// The stream lives, and the memory is valid until it has done this. Nobody else uses what is written to meanwhile.
+    /// The stream lives, and the memory is valid until it has done this. Nobody else uses what is written to
+    /// meanwhile.
     pub unsafe fn put_signal(
         &self,
         from: u64,
@@ -45,10 +48,11 @@ impl Context {
         unsafe { exchange.signal(group, peer, device::caller(call, "the signal")) }
     }
 
-    /// Has the call's stream wait for signals: so many of each of these ranks, which no other wait is for. What was put before them is
-    /// there then. In no order with other calls, and other waits, but that of the stream. Returns at once. If they do not come in
-    /// the call's time-out, or one of these ranks, no graph of which signals this one, has destroyed its context without sending them, the
-    /// context fails, and the stream goes on; in a graph nothing but a failure ends the wait.
+    /// Has the call's stream wait for signals: so many of each of these ranks, which no other wait is for.
+    /// What was put before them is there then. In no order with other calls, and other waits, but that of the
+    /// stream. Returns at once. If they do not come in the call's time-out, or one of these ranks, no graph
+    /// of which signals this one, has destroyed its context without sending them, the context fails, and the
+    /// stream goes on; in a graph nothing but a failure ends the wait.
     ///
     /// # Safety
     /// The stream lives.

@@ -20,8 +20,8 @@ const KEPT: usize = 256;
 #[derive(Default)]
 pub struct Plans(Mutex<HashMap<PlanKey, Planned>>);
 
-/// What a plan depends on: the call, with the algorithm if it names one, and whether it is in place; and what it combines
-/// and how, which is not what the call says where inputs have been combined before.
+/// What a plan depends on: the call, with the algorithm if it names one, and whether it is in place; and what
+/// it combines and how, which is not what the call says where inputs have been combined before.
 type PlanKey = (Signature, Option<i64>, DataType, Option<u8>);
 
 /// Bytes of a message of a long block that only its two ranks know the length of: few enough for pinned
@@ -129,7 +129,8 @@ fn plan_with(checked: &Checked, call: &Call, seat: Seat, apart: bool) -> Result<
     let blocks = match &checked.collective {
         _ if !checked.listed => Vec::new(),
         collective if direct => schedule.blocks(collective, rank),
-        // Other algorithms pass several blocks on together: all ranks have one list, and each message says which.
+        // Other algorithms pass several blocks on together: all ranks have one list, and each message says
+        // which.
         Collective::Gather { counts, .. } | Collective::Scatter { counts, .. } => {
             vec![about_list(digest(counts)); schedule.steps.len()]
         }

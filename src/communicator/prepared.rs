@@ -29,18 +29,21 @@ pub struct AlgorithmOptions {
     pub kind: Kind,
     /// ABI number of the algorithm; 0 is automatic.
     pub algorithm: i32,
-    /// This rank's buffers, all in host memory or all in device memory. Allreduce, reduce and broadcast: any number, each of
-    /// `count` elements, in place; any two are apart or the same. The others: input and output.
+    /// This rank's buffers, all in host memory or all in device memory. Allreduce, reduce and broadcast: any
+    /// number, each of `count` elements, in place; any two are apart or the same. The others: input and
+    /// output.
     pub buffers: Vec<*mut u8>,
-    /// For device memory, a stream for each buffer, or none at all. With streams a run is ordered on them; without, it
-    /// comes after what the devices' default streams were given, and its result is there when it returns.
+    /// For device memory, a stream for each buffer, or none at all. With streams a run is ordered on them;
+    /// without, it comes after what the devices' default streams were given, and its result is there when it
+    /// returns.
     pub streams: Vec<StreamHandle>,
     /// Elements, as [`Counts::Uniform`].
     pub count: u64,
     /// Of which type.
     pub dtype: DataType,
-    /// Combined how. Average divides by the number of all buffers of all ranks, which have equally many: others are a mismatch. Of
-    /// floats shorter than 4 bytes all ranks have one buffer, or all have several: others are a mismatch, too.
+    /// Combined how. Average divides by the number of all buffers of all ranks, which have equally many:
+    /// others are a mismatch. Of floats shorter than 4 bytes all ranks have one buffer, or all have several:
+    /// others are a mismatch, too.
     pub operator: Operator,
     /// The root rank.
     pub root: u32,
@@ -50,8 +53,8 @@ pub struct AlgorithmOptions {
     pub call: Call,
 }
 
-/// A fixed operation over fixed buffers. With several buffers per rank they are reduced here first, and all of them
-/// receive the result.
+/// A fixed operation over fixed buffers. With several buffers per rank they are reduced here first, and all
+/// of them receive the result.
 pub struct Prepared {
     context: Context,
     request: Request,
@@ -62,7 +65,8 @@ pub struct Prepared {
 
 /// How a run goes about it.
 enum Body {
-    /// Host memory, with all buffers of an operation that takes several; or one call on device memory without streams.
+    /// Host memory, with all buffers of an operation that takes several; or one call on device memory without
+    /// streams.
     Call(Vec<*mut u8>),
     /// One call on device memory, in the order of a stream; and that of the input, if it has another.
     Stream(Option<Apart>),
@@ -75,7 +79,8 @@ unsafe impl Send for Prepared {}
 // SAFETY: as above; runs of one object are ordered by its context.
 unsafe impl Sync for Prepared {}
 
-/// Whether a rank ignores this buffer of an object's: off the root what is gathered goes nowhere, and what is scattered is not its.
+/// Whether a rank ignores this buffer of an object's: off the root what is gathered goes nowhere, and what is
+/// scattered is not its.
 pub fn ignores(kind: Kind, is_root: bool, buffer: usize) -> bool {
     !is_root && matches!((kind, buffer), (Kind::Gather, 1) | (Kind::Scatter, 0))
 }
@@ -211,7 +216,8 @@ impl Prepared {
             self.context.or_fail_on(self.call.stream, Class::Ordered, apart.map_or(Ok(()), Apart::after))
         };
         if let (Err(_), Some(apart)) = (&after, apart) {
-            // It is under way, and its memory the caller's when this returns. Copies may go on behind a work that has failed.
+            // It is under way, and its memory the caller's when this returns. Copies may go on behind a work
+            // that has failed.
             let _ = work.wait(self.patience());
             if let Err(error) = apart.output.synchronize(self.patience()) {
                 log::warn!("what a run that failed was given may still touch its memory: {error}");
@@ -303,7 +309,8 @@ fn call_of(options: &AlgorithmOptions) -> Call {
     Call { algorithm: Some(options.algorithm), averaged, ..options.call.clone() }
 }
 
-/// How runs go about it, and what that changes in the call between the ranks. On device memory, makes what they need.
+/// How runs go about it, and what that changes in the call between the ranks. On device memory, makes what
+/// they need.
 ///
 /// # Safety
 /// As [`Prepared::new`].
@@ -436,7 +443,8 @@ struct Apart {
 }
 
 impl Apart {
-    /// None if they have one stream, or are the same buffer, or one of them is ignored. Refuses streams of other devices than their memory.
+    /// None if they have one stream, or are the same buffer, or one of them is ignored. Refuses streams of
+    /// other devices than their memory.
     ///
     /// # Safety
     /// The streams stay valid for as long as this.
@@ -483,7 +491,8 @@ mod tests {
     use super::*;
     use crate::error::Status;
 
-    /// Addresses below 10 are host memory, tens are of that GPU, hundreds are managed, and nothing is known of 7.
+    /// Addresses below 10 are host memory, tens are of that GPU, hundreds are managed, and nothing is known
+    /// of 7.
     fn locate(address: u64) -> Result<Option<Location>> {
         let (memory, device) = match address {
             7 => return Ok(None),

@@ -6,8 +6,8 @@ use super::context::Context;
 use crate::engine::endpoint::lock;
 use crate::error::{Error, Status};
 
-/// A meeting, as seen by whoever may call it off: while the ranks of a new context, or of a child, find each other and set up what
-/// they have together.
+/// A meeting, as seen by whoever may call it off: while the ranks of a new context, or of a child, find each
+/// other and set up what they have together.
 #[derive(Default)]
 pub struct Recall(Mutex<State>);
 
@@ -21,8 +21,8 @@ struct State {
 }
 
 impl Recall {
-    /// Calls the meeting off: it ends with [`Status::Aborted`](crate::error::Status), within seconds where it waits for a store, and the
-    /// other ranks hear of it. From any thread; waits for nobody.
+    /// Calls the meeting off: it ends with [`Status::Aborted`](crate::error::Status), within seconds where it
+    /// waits for a store, and the other ranks hear of it. From any thread; waits for nobody.
     pub fn recall(&self) {
         let mut state = lock(&self.0);
         state.recalled = true;
@@ -39,7 +39,8 @@ impl Recall {
         drop(state);
     }
 
-    /// The ranks of `group` are among those that meet: if it fails until they have found each other, the meeting is called off for that.
+    /// The ranks of `group` are among those that meet: if it fails until they have found each other, the
+    /// meeting is called off for that.
     pub fn tie(&self, group: &Context) {
         let _earlier = lock(&self.0).tied_to.replace(group.clone());
     }

@@ -1,12 +1,13 @@
-//! Several device pointers of one rank: what is done among them before and after the call between the ranks, all in the
-//! order of streams.
+//! Several device pointers of one rank: what is done among them before and after the call between the ranks,
+//! all in the order of streams.
 //!
-//! A reduction combines this rank's pointers into accumulators, reduces those across the ranks, and rounds once into the main
-//! pointer, from where the result goes to the others: the same bits as on host memory. A broadcast's root sends and
-//! copies to its other pointers at once. In a group of one, what is left is local, and can be captured.
+//! A reduction combines this rank's pointers into accumulators, reduces those across the ranks, and rounds
+//! once into the main pointer, from where the result goes to the others: the same bits as on host memory. A
+//! broadcast's root sends and copies to its other pointers at once. In a group of one, what is left is local,
+//! and can be captured.
 //!
-//! The ranks call with the GPU of the first pointer, whichever the others are on. So a root that broadcasts a pointer of another
-//! GPU copies first, and then sends from its first pointer.
+//! The ranks call with the GPU of the first pointer, whichever the others are on. So a root that broadcasts a
+//! pointer of another GPU copies first, and then sends from its first pointer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -29,7 +30,8 @@ use crate::reduce::{DataType, Operator};
 /// How long dropping waits for what streams of ours were given.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What several device pointers are prepared from. The pointers are of the same size; a stream for each, or none.
+/// What several device pointers are prepared from. The pointers are of the same size; a stream for each, or
+/// none.
 pub(super) struct Parts<'a> {
     pub(super) kind: Kind,
     pub(super) pointers: &'a [*mut u8],
@@ -155,8 +157,8 @@ impl Several {
                     let rounding =
                         Rounding { from, dtype, operator, contributions, kernels: kernels.clone() };
                     let all = pointers()?.chained();
-                    // SAFETY: the reduction owns the accumulators and is dropped after this; the call between the two is
-                    // ordered on the main stream.
+                    // SAFETY: the reduction owns the accumulators and is dropped after this; the call between
+                    // the two is ordered on the main stream.
                     let broadcast = unsafe { LocalBroadcast::rounded(all, main, spread, rounding) };
                     local.broadcast = Some(broadcast?);
                 }
@@ -164,8 +166,8 @@ impl Several {
                 request.input = accumulators.cast_const();
                 request.output = accumulators;
                 request.dtype = dtype.accumulator();
-                // The others have been applied, or come last. Of an average the ranks compare how many pointers they have, which
-                // the call says: they all divide by their own number.
+                // The others have been applied, or come last. Of an average the ranks compare how many
+                // pointers they have, which the call says: they all divide by their own number.
                 if matches!(operator, Operator::Average | Operator::PreMulSum(_)) {
                     request.operator = Operator::Sum;
                 }
@@ -198,8 +200,8 @@ impl Several {
         self.own.is_some()
     }
 
-    /// Enqueues a run. `begin` starts the call between the ranks once the main stream has come this far, and `close` has
-    /// the main stream wait for it; in a group of one neither is called.
+    /// Enqueues a run. `begin` starts the call between the ranks once the main stream has come this far, and
+    /// `close` has the main stream wait for it; in a group of one neither is called.
     pub(super) fn enqueue<P, W>(
         &self,
         begin: impl FnOnce() -> Result<P>,
@@ -230,8 +232,8 @@ impl Several {
         Ok(work)
     }
 
-    /// An event that is complete when everything is that was enqueued so far. `None`: the streams are being captured, and an event of
-    /// ours would mean nothing outside of the graph.
+    /// An event that is complete when everything is that was enqueued so far. `None`: the streams are being
+    /// captured, and an event of ours would mean nothing outside of the graph.
     pub(super) fn join(&self) -> Result<Option<Arc<Event>>> {
         let mut local = lock(&self.local);
         if local.is_captured()? {
@@ -263,7 +265,8 @@ impl Several {
 }
 
 impl Drop for Several {
-    /// What streams of ours were given by a run whose work has failed may still touch the pointers, and nobody else could wait for it.
+    /// What streams of ours were given by a run whose work has failed may still touch the pointers, and
+    /// nobody else could wait for it.
     fn drop(&mut self) {
         if self.own.is_some()
             && let Err(error) = lock(&self.done).synchronize(Deadline::after(PATIENCE))
@@ -273,7 +276,8 @@ impl Drop for Several {
     }
 }
 
-/// The error of a local operation, which names `pointers` and `streams`, with the names that the caller knows.
+/// The error of a local operation, which names `pointers` and `streams`, with the names that the caller
+/// knows.
 fn named(error: &Error) -> Error {
     Error::new(error.status(), format!("options->{}", error.text()))
 }

@@ -1,15 +1,16 @@
 //! Sparse allreduce: tensors in coordinate form, whose elements differ from rank to rank.
 //!
-//! Each rank combines its own duplicates, all gather everybody's elements, and each merges them: they come sorted, and what
-//! is neighbours on all ranks that have it is combined in one go. From three ranks on, where there is much to merge, each
-//! rank gets, merges and gives to all a part of the indices (shards.rs). Partial results travel as accumulators, so short floats
-//! are rounded once. An element's operands are combined in the canonical tree over all ranks, with the ranks that lack it
-//! left out. What a rank does by itself in that, sorting, packing and merging, stops in the middle when it takes long
-//! (pace.rs): whoever moves the call has other things to see to.
+//! Each rank combines its own duplicates, all gather everybody's elements, and each merges them: they come
+//! sorted, and what is neighbours on all ranks that have it is combined in one go. From three ranks on, where
+//! there is much to merge, each rank gets, merges and gives to all a part of the indices (shards.rs). Partial
+//! results travel as accumulators, so short floats are rounded once. An element's operands are combined in
+//! the canonical tree over all ranks, with the ranks that lack it left out. What a rank does by itself in
+//! that, sorting, packing and merging, stops in the middle when it takes long (pace.rs): whoever moves the
+//! call has other things to see to.
 //!
-//! A tensor in device memory is loaded into pinned memory in the order of its stream, and is one like any other from there
-//! on. How many elements the result has is known on the host, when it is there: then the caller has room for it on the
-//! device, and [`Sparse::copy`] brings it there.
+//! A tensor in device memory is loaded into pinned memory in the order of its stream, and is one like any
+//! other from there on. How many elements the result has is known on the host, when it is there: then the
+//! caller has room for it on the device, and [`Sparse::copy`] brings it there.
 
 mod memory;
 mod merge;
@@ -81,8 +82,8 @@ impl Input<'_> {
     }
 }
 
-/// The same wherever it lies: both lists in host memory, or both in memory of one device. NULL is fine for no elements.
-/// Ranks may differ in where theirs are.
+/// The same wherever it lies: both lists in host memory, or both in memory of one device. NULL is fine for no
+/// elements. Ranks may differ in where theirs are.
 #[derive(Clone, Copy, Debug)]
 pub struct RawTensor {
     /// As [`Input::indices`].
@@ -99,8 +100,9 @@ pub struct RawTensor {
     pub dtype: DataType,
 }
 
-/// The result of a sparse allreduce: a tensor that is sorted by its indices, each of which occurs once. It is there when
-/// the operation has completed well; before that, and after a failure, it has no elements. Cheap to clone.
+/// The result of a sparse allreduce: a tensor that is sorted by its indices, each of which occurs once. It is
+/// there when the operation has completed well; before that, and after a failure, it has no elements. Cheap
+/// to clone.
 #[derive(Clone, Debug)]
 pub struct Sparse {
     dims: u32,
@@ -132,13 +134,14 @@ impl Sparse {
         self.tensor.get().map_or(&[], Tensor::values)
     }
 
-    /// Copies the indices and the values out, to host memory or to memory of one device; NULL for what is not wanted.
-    /// To a device the copies are in the order of `stream`, and this returns at once; without one they come after what
-    /// the device's default stream was given before, and are there on return. The result may be dropped in any case.
+    /// Copies the indices and the values out, to host memory or to memory of one device; NULL for what is not
+    /// wanted. To a device the copies are in the order of `stream`, and this returns at once; without one
+    /// they come after what the device's default stream was given before, and are there on return. The result
+    /// may be dropped in any case.
     ///
     /// # Safety
-    /// The destinations have room for what [`Sparse::indices`] and [`Sparse::values`] have; they stay valid, and nobody
-    /// else touches them, until the copies are done. The stream lives until then.
+    /// The destinations have room for what [`Sparse::indices`] and [`Sparse::values`] have; they stay valid,
+    /// and nobody else touches them, until the copies are done. The stream lives until then.
     pub unsafe fn copy(
         &self,
         indices: *mut i64,
@@ -223,15 +226,16 @@ impl Sparse {
 }
 
 impl Context {
-    /// Combines the tensors of all ranks, each of which gets the same result. Collective; runs to completion in this
-    /// thread. `operator` is sum, product, min, max or average, the same on every rank.
+    /// Combines the tensors of all ranks, each of which gets the same result. Collective; runs to completion
+    /// in this thread. `operator` is sum, product, min, max or average, the same on every rank.
     pub fn sparse_allreduce(&self, input: &Input<'_>, operator: Operator, call: &Call) -> Result<Sparse> {
         // SAFETY: the lists are borrowed until the call returns, and have the lengths that it says.
         unsafe { self.run_sparse(&input.tensor()?, operator, call) }
     }
 
-    /// Starts the same and returns; the library moves it when nobody waits. The input is read before this returns.
-    /// The result is there when the work has completed. For programs in Rust: from C it is [`Context::start_sparse`].
+    /// Starts the same and returns; the library moves it when nobody waits. The input is read before this
+    /// returns. The result is there when the work has completed. For programs in Rust: from C it is
+    /// [`Context::start_sparse`].
     pub fn start_sparse_allreduce(
         &self,
         input: &Input<'_>,
@@ -242,7 +246,8 @@ impl Context {
         unsafe { self.start_sparse(&input.tensor()?, operator, call) }
     }
 
-    /// As [`Context::sparse_allreduce`], for tensors in host or device memory. Waits for the result with a stream, too.
+    /// As [`Context::sparse_allreduce`], for tensors in host or device memory. Waits for the result with a
+    /// stream, too.
     ///
     /// # Safety
     /// As [`Context::start_sparse`].
@@ -257,14 +262,14 @@ impl Context {
         Ok(result)
     }
 
-    /// As [`Context::start_sparse_allreduce`], for tensors in host or device memory. Device memory is read when the call's
-    /// stream comes to the call, and what the stream is given next waits until it has been read, not for the result.
-    /// (A group of one waits for the stream here.)
+    /// As [`Context::start_sparse_allreduce`], for tensors in host or device memory. Device memory is read
+    /// when the call's stream comes to the call, and what the stream is given next waits until it has been
+    /// read, not for the result. (A group of one waits for the stream here.)
     ///
     /// # Safety
-    /// The lists hold what their lengths say, and nobody writes to them: host memory until the call returns; device
-    /// memory until what the stream is given next, or, without a stream, until the work completes. The stream lives
-    /// until the work completes.
+    /// The lists hold what their lengths say, and nobody writes to them: host memory until the call returns;
+    /// device memory until what the stream is given next, or, without a stream, until the work completes. The
+    /// stream lives until the work completes.
     pub unsafe fn start_sparse(
         &self,
         input: &RawTensor,
@@ -285,7 +290,8 @@ impl Context {
         })
     }
 
-    /// Checks a call. What is left to do, if there are other ranks. `on_host` has lists that are in host memory.
+    /// Checks a call. What is left to do, if there are other ranks. `on_host` has lists that are in host
+    /// memory.
     ///
     /// # Safety
     /// As [`Context::start_sparse`].

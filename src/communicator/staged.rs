@@ -269,7 +269,8 @@ impl Context {
             };
             let request = Request { input, output, counts, ..request.clone() };
             let mut checked = Checked::new(&request, group.rank(), group.size())?;
-            // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has ended.
+            // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has
+            // ended.
             unsafe {
                 let make = context.make(group, &mut checked, by_messages, request.operator, &options, &[])?;
                 Ok(make.operation(group, turn))
@@ -288,8 +289,8 @@ enum Draft {
 }
 
 impl Draft {
-    /// Has what the call needs of the driver made: others wait for nobody's turn meanwhile. Whether it is the `first` that its
-    /// stream waits for.
+    /// Has what the call needs of the driver made: others wait for nobody's turn meanwhile. Whether it is the
+    /// `first` that its stream waits for.
     ///
     /// # Safety
     /// As [`Staged::new`].

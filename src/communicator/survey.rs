@@ -134,8 +134,8 @@ impl Located {
         Ok(Located { spans: [(spans.input, input), (spans.output, output)] })
     }
 
-    /// Memory that CUDA does not know, of a call whose stream is being captured, is taken for what the graph itself will have
-    /// there: where one allocates it has addresses before there is memory behind them.
+    /// Memory that CUDA does not know, of a call whose stream is being captured, is taken for what the graph
+    /// itself will have there: where one allocates it has addresses before there is memory behind them.
     ///
     /// # Safety
     /// The stream lives.
@@ -164,9 +164,9 @@ impl Located {
         self.spans.iter().any(|(_, location)| is_of_device(location))
     }
 
-    /// The device whose memory it is, and the argument that says so; managed memory goes to whichever device asks for it.
-    /// Refuses memory of two devices, and what ends before the call's bytes do. Of pinned memory the host also has what lies behind: it may
-    /// be part of a buffer.
+    /// The device whose memory it is, and the argument that says so; managed memory goes to whichever device
+    /// asks for it. Refuses memory of two devices, and what ends before the call's bytes do. Of pinned memory
+    /// the host also has what lies behind: it may be part of a buffer.
     fn device(&self, cuda: &Cuda) -> Result<Option<(u32, &'static str)>> {
         let mut device: Option<(u32, &str)> = None;
         for (span, location) in &self.spans {
@@ -191,8 +191,8 @@ impl Located {
         Ok(device)
     }
 
-    /// What kernels of a device are to work on: as [`Located::device`], and refuses what no kernel reaches. The argument
-    /// whose device it is, or else some argument.
+    /// What kernels of a device are to work on: as [`Located::device`], and refuses what no kernel reaches.
+    /// The argument whose device it is, or else some argument.
     pub(super) fn reachable(&self, cuda: &Cuda) -> Result<(Option<u32>, &'static str)> {
         let device = self.device(cuda)?;
         for (span, location) in &self.spans {
@@ -261,7 +261,8 @@ impl Span {
         Location { memory: Memory::Device, device, base, bytes, buffer: 0, mapped: false }
     }
 
-    /// Host memory that a call names beside a device or a stream must be there: freed device memory looks like it.
+    /// Host memory that a call names beside a device or a stream must be there: freed device memory looks
+    /// like it.
     fn readable(&self) -> Result<()> {
         if self.is_nowhere() {
             fail!(
@@ -315,12 +316,14 @@ impl Survey {
 }
 
 impl Context {
-    /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an ordinary call.
+    /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an
+    /// ordinary call.
     pub(super) fn survey(&self, spans: Spans, call: &Call) -> Result<Option<Survey>> {
         self.survey_all(spans, call, false)
     }
 
-    /// As [`Context::survey`], of a collective: that of a group of one is a copy, and its stream may be in capture.
+    /// As [`Context::survey`], of a collective: that of a group of one is a copy, and its stream may be in
+    /// capture.
     pub(super) fn survey_collective(&self, checked: &Checked, call: &Call) -> Result<Option<Survey>> {
         let is_alone = matches!(self.membership(), Membership::Solo);
         self.survey_all(Spans::of_collective(checked), call, is_alone)

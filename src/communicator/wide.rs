@@ -1,6 +1,6 @@
-//! Reductions that begin or end with more than one buffer of a rank, or scale what they read: the inputs of this rank
-//! are combined into accumulators first, an ordinary reduction of those follows, and the result is rounded once into
-//! each output.
+//! Reductions that begin or end with more than one buffer of a rank, or scale what they read: the inputs of
+//! this rank are combined into accumulators first, an ordinary reduction of those follows, and the result is
+//! rounded once into each output.
 
 use std::sync::Arc;
 
@@ -28,12 +28,13 @@ pub struct Wide {
     operator: Operator,
 }
 
-// SAFETY: operands and outputs are the caller's, promised to be usable from the library's threads until the operation ends.
+// SAFETY: operands and outputs are the caller's, promised to be usable from the library's threads until the
+// operation ends.
 unsafe impl Send for Wide {}
 
 impl Wide {
-    /// Of `operands`, this rank's inputs for the call `checked`. They are read when the call has its turn: those before it may still
-    /// write them. `contributions` is how many inputs all ranks have together.
+    /// Of `operands`, this rank's inputs for the call `checked`. They are read when the call has its turn:
+    /// those before it may still write them. `contributions` is how many inputs all ranks have together.
     pub fn new(
         checked: &Checked,
         operator: Operator,
@@ -83,8 +84,8 @@ impl Wide {
     /// The operation, for `plan` made of [`Wide::rest`].
     ///
     /// # Safety
-    /// The operands, which hold as many elements as the call reads, and the outputs stay valid until the operation has ended or is
-    /// abandoned.
+    /// The operands, which hold as many elements as the call reads, and the outputs stay valid until the
+    /// operation has ended or is abandoned.
     pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> impl Operation + use<> {
         // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
         unsafe {
@@ -114,7 +115,8 @@ impl Wide {
     /// Rounds the next part of the result into the outputs. Whether that was the last.
     ///
     /// # Safety
-    /// The outputs are valid, and `from` (the output workspace, or the input one in a group of one) holds the result.
+    /// The outputs are valid, and `from` (the output workspace, or the input one in a group of one) holds the
+    /// result.
     unsafe fn finish_on(&mut self, from: *mut u8) -> bool {
         let (element, accumulator) = (self.last.element_size(), self.last.accumulator_size());
         let (start, bytes) = (self.finished, accumulator + self.outputs.len() * element);
@@ -152,8 +154,8 @@ struct Combination {
     len: usize,
 }
 
-// SAFETY: the operands are the caller's, promised to be usable from the library's threads until the operation ends; the workspace is
-// the operation's.
+// SAFETY: the operands are the caller's, promised to be usable from the library's threads until the operation
+// ends; the workspace is the operation's.
 unsafe impl Send for Combination {}
 
 impl Combination {

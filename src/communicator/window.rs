@@ -20,15 +20,17 @@ pub struct Window {
 }
 
 impl Context {
-    /// Collective: makes `bytes` bytes of device memory from `address` on a window. Collectives of the ranks' GPUs stage nothing where
-    /// windows hold what they share and they gain by it: the outputs of allgather, all-to-all and broadcast, the inputs of
-    /// reduce_scatter, both of allreduce; for how many bytes is in the table ([`crate::cuda::exchange::WindowBounds`]).
-    /// Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
-    /// a window changes nothing. Where GPUs exchange and a rank gives what is no memory of its GPU, all get an error that names it, at once.
+    /// Collective: makes `bytes` bytes of device memory from `address` on a window. Collectives of the ranks'
+    /// GPUs stage nothing where windows hold what they share and they gain by it: the outputs of allgather,
+    /// all-to-all and broadcast, the inputs of reduce_scatter, both of allreduce; for how many bytes is in
+    /// the table ([`crate::cuda::exchange::WindowBounds`]). Where GPUs do not exchange, or the memory cannot
+    /// be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc), a window changes nothing. Where
+    /// GPUs exchange and a rank gives what is no memory of its GPU, all get an error that names it, at once.
     ///
-    /// The ranks promise: in every call, either all of them have what it shares in windows, or none has; and a window is made, and
-    /// ended, on all of them between the same two calls. A rank that breaks it gets, and all others get, a
-    /// mismatch. The memory stays allocated until the window is ended and everything that used it is done, graphs too.
+    /// The ranks promise: in every call, either all of them have what it shares in windows, or none has; and
+    /// a window is made, and ended, on all of them between the same two calls. A rank that breaks it gets,
+    /// and all others get, a mismatch. The memory stays allocated until the window is ended and everything
+    /// that used it is done, graphs too.
     ///
     /// May wait for the device.
     pub fn register_window(&self, address: u64, bytes: u64) -> Result<Window> {
@@ -57,7 +59,8 @@ impl Context {
         Ok(device.device)
     }
 
-    /// Has the GPUs agree, which the ranks have not done before. One whose window is refused takes part, and says so.
+    /// Has the GPUs agree, which the ranks have not done before. One whose window is refused takes part, and
+    /// says so.
     fn connect_for_window(&self, found: &Result<u32>) -> Result<()> {
         let (device, refused) = match found {
             Ok(device) => (*device, None),

@@ -20,7 +20,8 @@ use crate::engine::operation::Running;
 use crate::error::{Error, Result, fail};
 use crate::transport::service::Visits;
 
-/// An operation under way. Cheap to clone; all methods from any thread. Dropping it lets the operation run on.
+/// An operation under way. Cheap to clone; all methods from any thread. Dropping it lets the operation run
+/// on.
 #[derive(Clone)]
 pub struct Work {
     state: State,
@@ -46,9 +47,9 @@ impl Work {
         Work { state: State::Ended(result), devices: None }
     }
 
-    /// What a stream was given for a call of `group`, if it is one, done when `event` is complete. `failure` tells why it will not end well, if that is so:
-    /// it is asked at every look, by any thread, told whether the event is complete, does not wait, and its answer ends the work at
-    /// once.
+    /// What a stream was given for a call of `group`, if it is one, done when `event` is complete. `failure`
+    /// tells why it will not end well, if that is so: it is asked at every look, by any thread, told whether
+    /// the event is complete, does not wait, and its answer ends the work at once.
     pub(super) fn enqueued(
         group: Option<&Group>,
         event: Arc<Event>,
@@ -112,8 +113,8 @@ impl Work {
         Work { devices: Some(devices.clone()), ..self }
     }
 
-    /// Waits in this thread, moving the operation. An expired `deadline` (not the operation's own) is `Timeout` and
-    /// leaves the operation running.
+    /// Waits in this thread, moving the operation. An expired `deadline` (not the operation's own) is
+    /// `Timeout` and leaves the operation running.
     pub fn wait(&self, deadline: Deadline) -> Result<Completion> {
         let result = match &self.state {
             State::Ended(result) => Some(result.clone()),
@@ -154,8 +155,9 @@ impl Work {
         }
     }
 
-    /// Calls `then` once with the result: at once if it is there, else from the thread that completes the operation.
-    /// That may be one of the library's or one that others rely on: `then` may start operations, but must not wait for any.
+    /// Calls `then` once with the result: at once if it is there, else from the thread that completes the
+    /// operation. That may be one of the library's or one that others rely on: `then` may start operations,
+    /// but must not wait for any.
     pub fn on_complete(&self, then: Callback) {
         match &self.state {
             State::Ended(result) => call_back_late(then, result.clone()),
@@ -170,11 +172,12 @@ impl Work {
         }
     }
 
-    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once, unless the stream waits
-    /// for many already (see [`Call::stream`](super::Call)); when the operation is complete, if side streams copy for it and the
-    /// device has too few queues, as for an operation on device memory that was given no stream. A failure of the operation lets
-    /// the stream go on, too: the work tells of it. The handle of a default stream means that of the calling thread's current
-    /// device. A stream that is being captured is `InvalidUsage`.
+    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once,
+    /// unless the stream waits for many already (see [`Call::stream`](super::Call)); when the operation is
+    /// complete, if side streams copy for it and the device has too few queues, as for an operation on device
+    /// memory that was given no stream. A failure of the operation lets the stream go on, too: the work tells
+    /// of it. The handle of a default stream means that of the calling thread's current device. A stream that
+    /// is being captured is `InvalidUsage`.
     ///
     /// # Safety
     /// It is a stream, and lives.
@@ -218,8 +221,8 @@ impl Work {
         }
     }
 
-    /// Ends this operation with `Aborted` if it still runs and is a send or a receive; a collective is everybody's and
-    /// answers `InvalidUsage`, as does what a stream has been given.
+    /// Ends this operation with `Aborted` if it still runs and is a send or a receive; a collective is
+    /// everybody's and answers `InvalidUsage`, as does what a stream has been given.
     pub fn cancel(&self) -> Result<()> {
         match &self.state {
             State::Ended(_) => Ok(()),
@@ -237,8 +240,8 @@ impl Work {
     }
 }
 
-/// Whether `stream` may wait for an operation of the host's: not for one that has the device do more on streams that this one may
-/// hold up.
+/// Whether `stream` may wait for an operation of the host's: not for one that has the device do more on
+/// streams that this one may hold up.
 fn may_wait_for(running: &Running, stream: &Stream) -> Result<bool> {
     match running.asks_driver() {
         true => ahead::may_wait(stream),
@@ -271,7 +274,8 @@ struct Course {
 }
 
 impl Enqueued {
-    /// As [`Enqueued::look`], by a thread of the library. It may be the last to hold the group then: who lets go of that waits for it.
+    /// As [`Enqueued::look`], by a thread of the library. It may be the last to hold the group then: who lets
+    /// go of that waits for it.
     fn visit(&self) -> Option<Result<Completion>> {
         let _visit = self.visits.as_ref().map(Visits::enter);
         self.look()

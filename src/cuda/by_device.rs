@@ -10,8 +10,8 @@ use once_cell::sync::OnceCell;
 use super::context::Devices;
 use crate::error::Result;
 
-/// A `T` for each device, made when it is first asked for and kept. While one is made, which may wait for its device, whoever
-/// wants the same waits, and nobody else.
+/// A `T` for each device, made when it is first asked for and kept. While one is made, which may wait for its
+/// device, whoever wants the same waits, and nobody else.
 pub(crate) struct ByDevice<T>(Mutex<Vec<Place<T>>>);
 
 struct Place<T> {

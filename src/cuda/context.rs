@@ -17,8 +17,8 @@ use super::word::Words;
 use crate::error::{Result, fail};
 use crate::settings::{self, switch};
 
-/// The devices of this process. Primary contexts are retained at first use, once for each device, until this is
-/// dropped. All methods from any thread.
+/// The devices of this process. Primary contexts are retained at first use, once for each device, until this
+/// is dropped. All methods from any thread.
 pub struct Devices {
     driver: Arc<dyn Driver>,
     contexts: Box<[OnceCell<ContextHandle>]>,
@@ -31,7 +31,8 @@ pub struct Devices {
     words: Mutex<Words>,
     stands: Mutex<Stands>,
     slots: Mutex<Slots>,
-    /// Whoever has an idle stream of a device do something that waits for somebody else: see [`Devices::rousing`].
+    /// Whoever has an idle stream of a device do something that waits for somebody else: see
+    /// [`Devices::rousing`].
     rousing: Box<[Mutex<()>]>,
     /// How many calls ask the driver in their course.
     asking: AtomicUsize,
@@ -51,8 +52,8 @@ impl Drop for Asking {
 }
 
 impl Devices {
-    /// Those of this machine's driver, the same for everybody. Without a driver: `Status::Cuda`. With UNISONO_P2P=0 in the
-    /// environment no device reaches another, for machines where that is broken.
+    /// Those of this machine's driver, the same for everybody. Without a driver: `Status::Cuda`. With
+    /// UNISONO_P2P=0 in the environment no device reaches another, for machines where that is broken.
     pub fn open() -> Result<Arc<Devices>> {
         static DEVICES: OnceCell<Arc<Devices>> = OnceCell::new();
         let apart = || matches!(apart_by(), Ok(Some(_)));
@@ -88,16 +89,16 @@ impl Devices {
         self.rousing.get(device as usize)
     }
 
-    /// Notes a call that asks the driver in its course, until the answer is dropped. Streams may come to wait for it: so this waits for
-    /// whoever makes something just now.
+    /// Notes a call that asks the driver in its course, until the answer is dropped. Streams may come to wait
+    /// for it: so this waits for whoever makes something just now.
     pub fn note_asking(self: &Arc<Devices>) -> Asking {
         self.asking.fetch_add(1, Ordering::SeqCst);
         drop(self.making.lock().unwrap_or_else(PoisonError::into_inner));
         Asking(self.clone())
     }
 
-    /// Makes something with which the driver may wait for streams, unless these may wait for calls that ask the driver, other than the
-    /// caller's `own`.
+    /// Makes something with which the driver may wait for streams, unless these may wait for calls that ask
+    /// the driver, other than the caller's `own`.
     pub(crate) fn make<T>(
         &self,
         own: usize,
@@ -179,8 +180,8 @@ impl Devices {
         Ok(Entered { driver: &*self.driver, pushed, thread: PhantomData })
     }
 
-    /// Allows this thread calls that captures forbid, until the answer is dropped: what is done in between has nothing
-    /// to do with what anybody captures.
+    /// Allows this thread calls that captures forbid, until the answer is dropped: what is done in between
+    /// has nothing to do with what anybody captures.
     pub fn relax(&self) -> Result<Relaxed<'_>> {
         let before = self.driver.exchange_capture_mode(CaptureMode::Relaxed)?;
         Ok(Relaxed { driver: &*self.driver, before, thread: PhantomData })
@@ -207,7 +208,8 @@ impl Devices {
         .copied()
     }
 
-    /// The device of a stream. A default stream is of the device that is current on the calling thread, or of the first.
+    /// The device of a stream. A default stream is of the device that is current on the calling thread, or of
+    /// the first.
     pub fn device_of_stream(&self, stream: StreamHandle) -> Result<u32> {
         if stream.is_default() {
             return Ok(self.driver.current_device()?.unwrap_or(0));
@@ -216,8 +218,8 @@ impl Devices {
         unsafe { self.driver.stream_device(stream) }
     }
 
-    /// Pinned memory of zeros for words, stands and slots, which free it with these devices: where it begins. `device` is any that will
-    /// use it.
+    /// Pinned memory of zeros for words, stands and slots, which free it with these devices: where it begins.
+    /// `device` is any that will use it.
     pub(super) fn pinned_page(&self, device: u32, bytes: usize) -> Result<usize> {
         let page = {
             let _relaxed = self.relax()?;
@@ -250,7 +252,8 @@ impl Devices {
         }
     }
 
-    /// As [`Devices::locate`], on a thread without a context: in one that is there, whichever. The first device's is made if none is.
+    /// As [`Devices::locate`], on a thread without a context: in one that is there, whichever. The first
+    /// device's is made if none is.
     #[cold]
     fn locate_in_a_context(&self, address: u64) -> Result<Option<Location>> {
         let made = self.contexts.iter().position(|context| context.get().is_some());
@@ -271,8 +274,8 @@ impl Devices {
 
     /// As [`Devices::locate`], of this machine's driver, asked by calls that may be given either memory.
     ///
-    /// Where nobody has loaded libcuda there is no device memory, and this neither loads it nor looks further than
-    /// the count of libraries that the process has loaded.
+    /// Where nobody has loaded libcuda there is no device memory, and this neither loads it nor looks further
+    /// than the count of libraries that the process has loaded.
     pub fn locate_if_loaded(address: u64) -> Result<Option<Location>> {
         match Libcuda::loaded().map_or(Ok(Found::Nowhere), |driver| driver.locate(address))? {
             Found::Here(location) => Ok(Some(location)),
@@ -359,8 +362,8 @@ impl Drop for Relaxed<'_> {
 /// What keeps devices apart where UNISONO_P2P does not say, as its user knows it.
 static APART_BY: OnceCell<&str> = OnceCell::new();
 
-/// Keeps devices from reaching each other, as UNISONO_P2P=0 does, unless that is set: for a setting of another library's, in the words
-/// of its user. Before [`Devices::open`].
+/// Keeps devices from reaching each other, as UNISONO_P2P=0 does, unless that is set: for a setting of
+/// another library's, in the words of its user. Before [`Devices::open`].
 pub fn keep_apart(setting: &'static str) {
     // Whoever was first has had its way.
     let _ = APART_BY.set(setting);

@@ -1,15 +1,17 @@
-//! The courier: a kernel on a caller's stream that carries bytes between its device and pinned memory as the host orders, and
-//! combines them.
+//! The courier: a kernel on a caller's stream that carries bytes between its device and pinned memory as the
+//! host orders, and combines them.
 //!
-//! What the host does with device memory in the order of a stream usually takes driver calls while the stream waits: copies on
-//! other streams, events. Those may be held up by what waits: a queue of the device that the stream's wait stands in, a lock that
-//! another thread has in the driver until the device is idle. A courier needs none of that. It is launched when the call is made, and
-//! from then on the host orders and learns by words of pinned memory alone, until it dismisses the courier and the stream goes
-//! on. As with other kernels that wait for somebody else, what the stream is given behind it waits in a queue of the device.
+//! What the host does with device memory in the order of a stream usually takes driver calls while the stream
+//! waits: copies on other streams, events. Those may be held up by what waits: a queue of the device that the
+//! stream's wait stands in, a lock that another thread has in the driver until the device is idle. A courier
+//! needs none of that. It is launched when the call is made, and from then on the host orders and learns by
+//! words of pinned memory alone, until it dismisses the courier and the stream goes on. As with other kernels
+//! that wait for somebody else, what the stream is given behind it waits in a queue of the device.
 //!
-//! `kernels/courier.cuh` is the other side. A courier serves two desks side by side ([`Desk`]), or three if it combines: then it is
-//! one of the kernels of `kernels/combine.cu` ([`combiner`]). Orders of one desk are carried out in their order. Desks lie in *stands* of pinned memory, which go from courier to courier and are never freed before the
-//! [`Devices`] are.
+//! `kernels/courier.cuh` is the other side. A courier serves two desks side by side ([`Desk`]), or three if
+//! it combines: then it is one of the kernels of `kernels/combine.cu` ([`combiner`]). Orders of one desk are
+//! carried out in their order. Desks lie in *stands* of pinned memory, which go from courier to courier and
+//! are never freed before the [`Devices`] are.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
@@ -54,7 +56,8 @@ static COMBINERS: Image = Image::new(
 /// The most operands that a courier combines.
 pub const MAX_OPERANDS: usize = kernels::SHEET_OPERANDS;
 
-/// What a courier combines: elements of a type, by an operator, which may stand for others that its kernel does as well.
+/// What a courier combines: elements of a type, by an operator, which may stand for others that its kernel
+/// does as well.
 pub type Combiner = (DataType, Operator);
 
 /// A program, with what the kernels in it combine and are called.
@@ -102,7 +105,8 @@ const NEW: u8 = 0;
 const LAUNCHED: u8 = 1;
 /// it will not be, since nobody orders any more, which is no error,
 const VOID: u8 = 2;
-/// or it cannot be: the driver has refused it, or the last who had promised to launch it did not. Whoever waits for it fails.
+/// or it cannot be: the driver has refused it, or the last who had promised to launch it did not. Whoever
+/// waits for it fails.
 const REFUSED: u8 = 3;
 
 /// One launch. All methods from any thread.
@@ -138,8 +142,8 @@ pub struct Duty {
     pub networked: bool,
     /// How it combines, if it is to; where several order, one of them says so.
     pub combiner: Option<Combiner>,
-    /// By how many blocks at most; 0: no limit. It has one for each way at least, and one more if it combines: those who order wait
-    /// for them.
+    /// By how many blocks at most; 0: no limit. It has one for each way at least, and one more if it
+    /// combines: those who order wait for them.
     pub max_blocks: u32,
 }
 
@@ -166,8 +170,8 @@ struct Trade {
 }
 
 impl Courier {
-    /// Gives it to `stream`: orders are carried out when the stream comes to it. Once. Whether the stream `is_busy` for certain: else
-    /// the driver is asked.
+    /// Gives it to `stream`: orders are carried out when the stream comes to it. Once. Whether the stream
+    /// `is_busy` for certain: else the driver is asked.
     ///
     /// # Safety
     /// As [`Stream`] says, of all memory that is ordered to be carried. Who may order ends that in any case.
@@ -276,8 +280,8 @@ impl Courier {
         self.promises.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One who has promised to launch it has, or will not. After the last it will not be launched, if it has not been: whoever
-    /// orders waits in vain.
+    /// One who has promised to launch it has, or will not. After the last it will not be launched, if it has
+    /// not been: whoever orders waits in vain.
     pub fn withdraw(&self) {
         if self.promises.fetch_sub(1, Ordering::AcqRel) == 1 {
             let _ = self.state.compare_exchange(NEW, REFUSED, Ordering::AcqRel, Ordering::Acquire);
@@ -341,8 +345,9 @@ impl Courier {
         self.was_launched() && !self.is_gone()
     }
 
-    /// Of orders that have no slip yet, those of a customer, or everybody's, are not carried out. Numbers that others wait for stay
-    /// theirs. If nobody orders any more it leaves behind theirs, and is not launched if it has not been.
+    /// Of orders that have no slip yet, those of a customer, or everybody's, are not carried out. Numbers
+    /// that others wait for stay theirs. If nobody orders any more it leaves behind theirs, and is not
+    /// launched if it has not been.
     fn void(&self, whose: Option<u32>) {
         if self.is_dismissed() {
             let _ = self.state.compare_exchange(NEW, VOID, Ordering::AcqRel, Ordering::Acquire);
@@ -537,14 +542,15 @@ impl Errand {
     /// Orders bytes to be carried; the order's number at that desk.
     ///
     /// # Safety
-    /// Both sides are memory that the courier's device reaches at these addresses, for as long as [`Stream`] says, and the order is
-    /// carried out before the courier is gone, if it is.
+    /// Both sides are memory that the courier's device reaches at these addresses, for as long as [`Stream`]
+    /// says, and the order is carried out before the courier is gone, if it is.
     pub unsafe fn order(&self, desk: Desk, to: u64, from: u64, bytes: usize) -> u32 {
         let order = Order { to, from, bytes: bytes as u64, action: Action::Carry };
         self.give(desk, (order, Annex::Nothing))
     }
 
-    /// Orders up to [`PLACED`] bytes to be written, which are on their way with the order, at [`Desk::Store`]; the order's number.
+    /// Orders up to [`PLACED`] bytes to be written, which are on their way with the order, at
+    /// [`Desk::Store`]; the order's number.
     ///
     /// # Safety
     /// As [`Errand::order`], of `to`.
@@ -552,7 +558,8 @@ impl Errand {
         self.give(Desk::Store, Order::place(to, bytes))
     }
 
-    /// Orders up to [`TOLD`] bytes to be told at `to`, in words of [`Told`], at [`Desk::Load`]; the order's number.
+    /// Orders up to [`TOLD`] bytes to be told at `to`, in words of [`Told`], at [`Desk::Load`]; the order's
+    /// number.
     ///
     /// # Safety
     /// As [`Errand::order`]; at `to` there is room for twice as many.
@@ -565,8 +572,8 @@ impl Errand {
     /// ([`Courier::combines_by`]); the order's number.
     ///
     /// # Safety
-    /// As [`Errand::order`], of everything that `launch` names. It has [`MAX_OPERANDS`] operands at most, and elements alone, each at
-    /// a multiple of its size.
+    /// As [`Errand::order`], of everything that `launch` names. It has [`MAX_OPERANDS`] operands at most, and
+    /// elements alone, each at a multiple of its size.
     pub unsafe fn combine(&self, launch: Launch) -> u32 {
         self.give(Desk::Work, Order::combine(&launch))
     }
@@ -604,10 +611,11 @@ fn has_room(multiprocessors: u32) -> bool {
 /// The most of [`blocks_for`] on small devices, or beside no network.
 const PLAIN_CARRIERS: u32 = 3;
 
-/// How many blocks carry at each desk: enough for the bus, and no more. Up to four, each asks the host's memory for orders, which is slow
-/// where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs. While processors write and read the
-/// same memory it is slower, and more has to be under way: a broadcast of 16 MiB over TCP takes 735 µs with 3, 770 with 4, 612 with 8
-/// and 632 with 16, one of 4 MiB 256 with 2 and 185 with 4 (two H100s); within one host 3 are the best.
+/// How many blocks carry at each desk: enough for the bus, and no more. Up to four, each asks the host's
+/// memory for orders, which is slow where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes
+/// 21, 23, 29 and 49 µs. While processors write and read the same memory it is slower, and more has to be
+/// under way: a broadcast of 16 MiB over TCP takes 735 µs with 3, 770 with 4, 612 with 8 and 632 with 16, one
+/// of 4 MiB 256 with 2 and 185 with 4 (two H100s); within one host 3 are the best.
 fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
     let networked = |wanted: u32| wanted.min(multiprocessors / 16).max(PLAIN_CARRIERS);
     match (duty.networked, duty.bytes) {
@@ -621,14 +629,15 @@ fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
     }
 }
 
-/// How many threads a block has: 256 have up to 16 KiB under way at once, and a block of them begins and meets sooner than one of 1024.
+/// How many threads a block has: 256 have up to 16 KiB under way at once, and a block of them begins and
+/// meets sooner than one of 1024.
 fn threads_for(duty: Duty) -> u32 {
     if duty.bytes <= SHORT { 256 } else { 1024 }
 }
 
-/// How many blocks combine. Each thread asks for little, so the bus has enough to do with many; but each block takes time to come, to
-/// be told and to leave: an allreduce of 128 KiB through the host takes 44 µs with 4 and 52 with 8, one of 64 MiB 3.4 ms with 4,
-/// 3.0 with 8 and 2.8 with 16 (two H100s).
+/// How many blocks combine. Each thread asks for little, so the bus has enough to do with many; but each
+/// block takes time to come, to be told and to leave: an allreduce of 128 KiB through the host takes 44 µs
+/// with 4 and 52 with 8, one of 64 MiB 3.4 ms with 4, 3.0 with 8 and 2.8 with 16 (two H100s).
 fn workers_for(bytes: usize) -> u32 {
     let most = [(TINY, 1), (QUARTER_MIB, 4), (FOUR_MIB, 8)];
     most.into_iter().find(|&(most, _)| bytes <= most).map_or(BLOCKS as u32, |(_, blocks)| blocks)

@@ -21,13 +21,14 @@ impl StreamHandle {
     /// `CU_STREAM_PER_THREAD`.
     pub const PER_THREAD: StreamHandle = StreamHandle(2);
 
-    /// Whether it stands for a default stream: it belongs to whichever device is current, and is never destroyed.
+    /// Whether it stands for a default stream: it belongs to whichever device is current, and is never
+    /// destroyed.
     pub fn is_default(self) -> bool {
         self.0 <= StreamHandle::PER_THREAD.0
     }
 
-    /// Whether it is the legacy default stream, which waits for every blocking stream of its device, cannot be
-    /// captured, and must not be used while one of those is.
+    /// Whether it is the legacy default stream, which waits for every blocking stream of its device, cannot
+    /// be captured, and must not be used while one of those is.
     pub fn is_legacy(self) -> bool {
         self.0 <= StreamHandle::LEGACY.0
     }
@@ -67,11 +68,11 @@ pub struct Location {
     pub base: u64,
     /// Bytes of its allocation.
     pub bytes: u64,
-    /// A number that no other allocation of this process has had or will have: addresses come back after a free, this
-    /// does not.
+    /// A number that no other allocation of this process has had or will have: addresses come back after a
+    /// free, this does not.
     pub buffer: u64,
-    /// Whether a program has mapped it piece by piece, as PyTorch its expandable segments: `base` and `bytes` are those of the
-    /// range of addresses, parts of which may have no memory.
+    /// Whether a program has mapped it piece by piece, as PyTorch its expandable segments: `base` and `bytes`
+    /// are those of the range of addresses, parts of which may have no memory.
     pub mapped: bool,
 }
 
@@ -92,7 +93,8 @@ impl Location {
         self.base.saturating_add(self.bytes)
     }
 
-    /// The end of the memory that `start`, which is in it, begins; of mapped memory, looked at no further than `until`.
+    /// The end of the memory that `start`, which is in it, begins; of mapped memory, looked at no further
+    /// than `until`.
     pub fn reach(
         &self,
         start: u64,
@@ -145,7 +147,8 @@ pub struct GraphRecord {
 }
 
 impl GraphRecord {
-    /// From now on it comes right behind `last`. Behind which of these it did not come yet, and behind which of others it no longer comes.
+    /// From now on it comes right behind `last`. Behind which of these it did not come yet, and behind which
+    /// of others it no longer comes.
     pub fn move_behind(&mut self, last: Vec<GraphNode>) -> (Vec<GraphNode>, Vec<GraphNode>) {
         let lacks = |nodes: &[GraphNode], node: &GraphNode| !nodes.contains(node);
         let mut added: Vec<GraphNode> = Vec::new();
@@ -173,8 +176,8 @@ pub enum CaptureMode {
     Relaxed,
 }
 
-/// Whose kernels go first where several could. Streams of different priorities share the queues of a device all the same, see
-/// [`DeviceCalls::queues`].
+/// Whose kernels go first where several could. Streams of different priorities share the queues of a device
+/// all the same, see [`DeviceCalls::queues`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Priority {
     /// That of streams whose maker says nothing.
@@ -194,8 +197,8 @@ pub struct Grid {
     pub threads: u32,
     /// Bytes of dynamic shared memory of each block.
     pub shared: u32,
-    /// Whether it may be launched before the kernel ahead of it in its stream has ended (programmatic dependent launch): then it
-    /// waits for that itself.
+    /// Whether it may be launched before the kernel ahead of it in its stream has ended (programmatic
+    /// dependent launch): then it waits for that itself.
     pub overlaps: bool,
 }
 
@@ -210,31 +213,34 @@ pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 /// The driver calls, by subject.
 ///
 /// # Calls that may wait for the device
-/// What loads, makes or frees something may wait until the device has done all that it was given, with a lock held that
-/// other calls of the process need, launches and copies among them:
+/// What loads, makes or frees something may wait until the device has done all that it was given, with a lock
+/// held that other calls of the process need, launches and copies among them:
 ///
-/// - CUDA's programming guide says so of the first launch of a kernel, or of looking it up, where kernels are loaded lazily
-///   (the driver's choice since 12.2; `cuModuleLoadData` keeps kernels for later then), and lists what lets no two streams
-///   run beside each other: allocating pinned or device memory, and anything on the legacy default stream. `cuMemFree` and
-///   `cuMemFreeHost` wait, too.
-/// - Programs have seen `cuLibraryLoadData`, under a first launch, hold the lock of the primary context until the device was idle, and
-///   `cudaMemcpyAsync` of another thread wait for that lock (meta-pytorch/torchcomms#2334, with a program that shows it).
-/// - We have seen (an H200, driver 580) `cuStreamCreateWithPriority` not return while two streams waited for values, and events,
-///   `cuMemHostRegister` and `cuMemAlloc` return. While `cuMemFree` of one thread waited, `cuEventRecord` and copies of another did,
-///   too; `cuEventQuery` and `cuPointerGetAttribute` returned (tests/gpu/held.rs). Copies waited behind `cuMemFreeHost`, too.
+/// - CUDA's programming guide says so of the first launch of a kernel, or of looking it up, where kernels are
+///   loaded lazily (the driver's choice since 12.2; `cuModuleLoadData` keeps kernels for later then), and
+///   lists what lets no two streams run beside each other: allocating pinned or device memory, and anything
+///   on the legacy default stream. `cuMemFree` and `cuMemFreeHost` wait, too.
+/// - Programs have seen `cuLibraryLoadData`, under a first launch, hold the lock of the primary context until
+///   the device was idle, and `cudaMemcpyAsync` of another thread wait for that lock
+///   (meta-pytorch/torchcomms#2334, with a program that shows it).
+/// - We have seen (an H200, driver 580) `cuStreamCreateWithPriority` not return while two streams waited for
+///   values, and events, `cuMemHostRegister` and `cuMemAlloc` return. While `cuMemFree` of one thread waited,
+///   `cuEventRecord` and copies of another did, too; `cuEventQuery` and `cuPointerGetAttribute` returned
+///   (tests/gpu/held.rs). Copies waited behind `cuMemFreeHost`, too.
 ///
-/// So nothing that a stream waits for may need such a call of this process, nor any call that another thread's may hold up; the methods below
-/// say which they are. [`LaunchCalls::load_function`] is how a kernel is loaded before any stream waits.
+/// So nothing that a stream waits for may need such a call of this process, nor any call that another
+/// thread's may hold up; the methods below say which they are. [`LaunchCalls::load_function`] is how a kernel
+/// is loaded before any stream waits.
 ///
 /// Every failure is `Status::Cuda`, or `Status::OutOfMemory` if it is about memory, with the name of the
 /// call and what the driver said.
 ///
-/// All methods may be called from any thread. Those that say *current* act on the calling thread's current context. A
-/// stream or an event is used with a context of its own device current.
+/// All methods may be called from any thread. Those that say *current* act on the calling thread's current
+/// context. A stream or an event is used with a context of its own device current.
 ///
 /// # Safety of the methods
-/// One contract for all of them. Handles given to `unsafe` methods are alive. Memory given to what a stream executes stays valid, and its contents
-/// are raced with by nobody, until the stream has executed it.
+/// One contract for all of them. Handles given to `unsafe` methods are alive. Memory given to what a stream
+/// executes stays valid, and its contents are raced with by nobody, until the stream has executed it.
 pub trait Driver:
     fmt::Debug + Send + Sync + DeviceCalls + StreamCalls + MemoryCalls + SharingCalls + LaunchCalls
 {
@@ -265,22 +271,24 @@ pub trait DeviceCalls {
     fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
-    /// Whether the 128 bytes that the threads of a warp of `device` store by one instruction arrive as one in memory of the
-    /// GPU with this [`DeviceCalls::device_uuid`], which this process may not see. So it is over NVLink, and in the device's
-    /// own memory. Over PCIe they may come in parts.
+    /// Whether the 128 bytes that the threads of a warp of `device` store by one instruction arrive as one in
+    /// memory of the GPU with this [`DeviceCalls::device_uuid`], which this process may not see. So it is
+    /// over NVLink, and in the device's own memory. Over PCIe they may come in parts.
     fn stores_lines_whole(&self, device: u32, peer: [u8; 16]) -> Result<bool>;
-    /// Lets the current context reach memory of `peer`. Doing it again changes nothing. May wait for the devices.
+    /// Lets the current context reach memory of `peer`. Doing it again changes nothing. May wait for the
+    /// devices.
     unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()>;
     /// Whether streams of `device` can wait for values.
     fn can_wait_value(&self, device: u32) -> Result<bool>;
-    /// How many queues of a device this process has. What a stream is given goes through one of them, which it keeps until it
-    /// has done it all; what waits at the head of a queue holds up every stream in it.
+    /// How many queues of a device this process has. What a stream is given goes through one of them, which
+    /// it keeps until it has done it all; what waits at the head of a queue holds up every stream in it.
     ///
-    /// The driver gives a stream that has been idle a queue that nothing is in, if there is any, whatever the stream's
-    /// priority. With 8 queues and 8 streams that wait, nothing of this process runs on the device; with 32, at 33 (an H200,
-    /// driver 580, scripts/gpu-test, step queues). With 8 it also gives one queue to two streams if two threads give
-    /// them something at the same moment: a kernel then did not run before another thread's stream had gone on. With 32 that
-    /// is rare. (ARCHITECTURE.md, *Staged*, has the numbers.)
+    /// The driver gives a stream that has been idle a queue that nothing is in, if there is any, whatever the
+    /// stream's priority. With 8 queues and 8 streams that wait, nothing of this process runs on the device;
+    /// with 32, at 33 (an H200, driver 580, scripts/gpu-test, step queues). With 8 it also gives one queue to
+    /// two streams if two threads give them something at the same moment: a kernel then did not run before
+    /// another thread's stream had gone on. With 32 that is rare. (ARCHITECTURE.md, *Staged*, has the
+    /// numbers.)
     fn queues(&self) -> usize;
 }
 
@@ -289,15 +297,15 @@ pub trait DeviceCalls {
 pub trait StreamCalls {
     /// Exchanges the thread's capture mode; answers the one before.
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
-    /// A new stream of the current context. `blocking`: it and the legacy default stream wait for each other. May wait for the
-    /// device.
+    /// A new stream of the current context. `blocking`: it and the legacy default stream wait for each other.
+    /// May wait for the device.
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle>;
     /// Destroys a stream, once it has executed what it was given.
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
     /// The device of a stream which is not a default stream.
     unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
-    /// A number that no other stream of this process has had or will have: handles come back after a destroy. Default
-    /// streams are those of the current context and this thread.
+    /// A number that no other stream of this process has had or will have: handles come back after a destroy.
+    /// Default streams are those of the current context and this thread.
     unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64>;
     /// Whether a stream has done everything that it has been given. Not for one that is being captured.
     unsafe fn query_stream(&self, stream: StreamHandle) -> Result<bool>;
@@ -311,13 +319,14 @@ pub trait StreamCalls {
     unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
     /// What the stream is given after this waits for what the event means now.
     unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
-    /// In a capture: what the stream is given after this waits, in each replay, for what the event means as the graph is launched.
+    /// In a capture: what the stream is given after this waits, in each replay, for what the event means as
+    /// the graph is launched.
     unsafe fn wait_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
-    /// In a capture: from each launch of the graph on, the event means what the stream has been given so far in it. Nothing waits for
-    /// the node, which is valid until the capture ends.
+    /// In a capture: from each launch of the graph on, the event means what the stream has been given so far
+    /// in it. Nothing waits for the node, which is valid until the capture ends.
     unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphRecord>;
-    /// In the same capture: the record comes right behind what the stream has been given so far, and no longer behind what it came
-    /// right behind until now, which that has to come behind.
+    /// In the same capture: the record comes right behind what the stream has been given so far, and no
+    /// longer behind what it came right behind until now, which that has to come behind.
     unsafe fn put_off(&self, stream: StreamHandle, record: &mut GraphRecord) -> Result<()>;
     /// Whether what the event means is complete.
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool>;
@@ -325,7 +334,8 @@ pub trait StreamCalls {
     unsafe fn synchronize_event(&self, event: EventHandle) -> Result<()>;
     /// Writes a 32-bit value once everything before it is done and visible.
     unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
-    /// Waits until the 32-bit value at `address` is `value` or further on, with wrap: `(found − value) as i32 >= 0`.
+    /// Waits until the 32-bit value at `address` is `value` or further on, with wrap:
+    /// `(found − value) as i32 >= 0`.
     unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
 }
 
@@ -373,13 +383,13 @@ pub trait MemoryCalls {
 /// Device memory that another process maps. The contract is that of [`Driver`].
 #[allow(clippy::missing_safety_doc)] // There.
 pub trait SharingCalls {
-    /// Whether device memory was allocated in a way that other processes can open, and every peer that has access to its device
-    /// reaches: not from a pool, and not mapped page by page. A context is current.
+    /// Whether device memory was allocated in a way that other processes can open, and every peer that has
+    /// access to its device reaches: not from a pool, and not mapped page by page. A context is current.
     fn is_shareable(&self, address: u64) -> Result<bool>;
     /// What other processes open device memory by: `address` is the first byte of an allocation.
     unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle>;
-    /// Maps memory that another process has exported, for the current context. Refused in the process that exported it.
-    /// May wait for the device.
+    /// Maps memory that another process has exported, for the current context. Refused in the process that
+    /// exported it. May wait for the device.
     fn open_memory(&self, handle: &MemoryHandle) -> Result<u64>;
     /// Undoes one [`SharingCalls::open_memory`]. May wait for the device.
     unsafe fn close_memory(&self, address: u64) -> Result<()>;
@@ -388,14 +398,15 @@ pub trait SharingCalls {
 /// Modules, their kernels, and functions that a stream calls. The contract is that of [`Driver`].
 #[allow(clippy::missing_safety_doc)] // There.
 pub trait LaunchCalls {
-    /// Loads a cubin or PTX image (which ends with a zero byte if PTX) into the current context. May wait for the device.
+    /// Loads a cubin or PTX image (which ends with a zero byte if PTX) into the current context. May wait for
+    /// the device.
     unsafe fn load_module(&self, image: &[u8]) -> Result<ModuleHandle>;
     /// A kernel of a module by its name. May wait for the device.
     unsafe fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle>;
     /// Has a kernel loaded now, and not when it is first launched. May wait for the device.
     unsafe fn load_function(&self, function: FunctionHandle) -> Result<()>;
-    /// Launches a kernel. `parameters` holds the address of each of its parameters. May wait for the device if the kernel is not
-    /// loaded.
+    /// Launches a kernel. `parameters` holds the address of each of its parameters. May wait for the device
+    /// if the kernel is not loaded.
     unsafe fn launch(
         &self,
         function: FunctionHandle,
@@ -412,8 +423,9 @@ pub trait LaunchCalls {
     ) -> Result<()>;
 }
 
-/// Makes a driver call, and once more if it is refused: what the driver refuses once it may do. Of a device that is lost to this
-/// process, with everything that ran on it, it refuses whatever it is asked. For calls that may be made twice.
+/// Makes a driver call, and once more if it is refused: what the driver refuses once it may do. Of a device
+/// that is lost to this process, with everything that ran on it, it refuses whatever it is asked. For calls
+/// that may be made twice.
 pub fn retry<T>(call: impl Fn() -> Result<T>) -> Result<T> {
     call().or_else(|_| call())
 }

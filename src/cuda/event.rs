@@ -10,7 +10,8 @@ use super::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 
-/// An event of one device, without timing, destroyed on drop. Before it is first recorded it counts as complete.
+/// An event of one device, without timing, destroyed on drop. Before it is first recorded it counts as
+/// complete.
 #[derive(Debug)]
 pub struct Event {
     devices: Arc<Devices>,

@@ -27,8 +27,8 @@ const LOADING: Duration = Duration::from_secs(60);
 
 const ELEMENT: Representation = Representation::Element;
 
-/// [`IMAGE`], loaded once on each device that folds. It stays loaded: a process that once folded on a device will again, and
-/// unloading waits for everything that runs there.
+/// [`IMAGE`], loaded once on each device that folds. It stays loaded: a process that once folded on a device
+/// will again, and unloading waits for everything that runs there.
 pub struct FoldKernels {
     loaded: ByDevice<Arc<Loaded>>,
 }
@@ -124,7 +124,8 @@ impl Kernels for FoldKernels {
         };
         // What the legacy stream is given waits for other streams, too, of which the kernel would not know.
         let overlaps = awaits && !stream.handle().is_legacy();
-        // SAFETY: the caller's promise; the kernel waits for its stream where it may be launched before its turn.
+        // SAFETY: the caller's promise; the kernel waits for its stream where it may be launched before its
+        // turn.
         unsafe { carry(stream.devices().driver(), function, stream, call, overlaps) }
     }
 }
@@ -136,8 +137,9 @@ impl fmt::Debug for FoldKernels {
 }
 
 impl Loaded {
-    /// Loads the kernels and has each run once, over nothing: the driver loads a kernel when it is first launched, and that
-    /// waits for everything that runs on the device. A stream that waits for a call of ours would then wait for ever.
+    /// Loads the kernels and has each run once, over nothing: the driver loads a kernel when it is first
+    /// launched, and that waits for everything that runs on the device. A stream that waits for a call of
+    /// ours would then wait for ever.
     fn new(devices: &Arc<Devices>, device: u32) -> Result<Loaded> {
         let driver = devices.driver();
         let image = IMAGE.of_device(driver, device)?;
@@ -191,7 +193,8 @@ impl Loaded {
 /// Launches a courier.
 ///
 /// # Safety
-/// As [`Kernels::carry`]; the function is a courier, on the current device. Whether it may be launched before its turn: it waits for that.
+/// As [`Kernels::carry`]; the function is a courier, on the current device. Whether it may be launched before
+/// its turn: it waits for that.
 unsafe fn carry(
     driver: &dyn Driver,
     function: FunctionHandle,

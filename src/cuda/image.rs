@@ -61,8 +61,8 @@ impl Image {
         self.of_capability(usual(major)).unpack()
     }
 
-    /// Whether kernels of this device can wait for what their stream was given before: those of machine code can. A kernel that
-    /// cannot must not be launched before that has ended.
+    /// Whether kernels of this device can wait for what their stream was given before: those of machine code
+    /// can. A kernel that cannot must not be launched before that has ended.
     pub fn awaits_streams(driver: &dyn Driver, device: u32) -> Result<bool> {
         Ok(is_machine_code(usual(driver.capability(device)?.0)))
     }
@@ -81,7 +81,8 @@ fn is_machine_code(major: i32) -> bool {
     matches!(major, 9 | 10)
 }
 
-/// The capability whose code devices of this one get: where CUDA_FORCE_PTX_JIT says so, that of those without machine code.
+/// The capability whose code devices of this one get: where CUDA_FORCE_PTX_JIT says so, that of those without
+/// machine code.
 fn usual(major: i32) -> i32 {
     let forces = |value: std::ffi::OsString| !value.is_empty() && value != "0";
     if std::env::var_os("CUDA_FORCE_PTX_JIT").is_some_and(forces) { LOWEST_CAPABILITY.0 } else { major }
@@ -122,8 +123,9 @@ impl Packed {
     }
 }
 
-/// What is packed in a file as `xz` writes it, one block of LZMA2, and the bytes of its dictionary. Its checksums are for files: this one is a
-/// part of the library, and readers of the whole format are 25 KB of code.
+/// What is packed in a file as `xz` writes it, one block of LZMA2, and the bytes of its dictionary. Its
+/// checksums are for files: this one is a part of the library, and readers of the whole format are 25 KB of
+/// code.
 fn lzma2_of(file: &[u8]) -> Option<(&[u8], u32)> {
     const STREAM_HEADER: usize = 12;
     const FILTERS: u8 = 3;

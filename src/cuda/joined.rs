@@ -1,13 +1,13 @@
-//! Several streams of one device as one: what is given to them together comes after all that each was given before, and what each
-//! is given afterwards comes after it.
+//! Several streams of one device as one: what is given to them together comes after all that each was given
+//! before, and what each is given afterwards comes after it.
 
 use super::driver::Capture;
 use super::event::Event;
 use super::stream::Stream;
 use crate::error::{Result, fail};
 
-/// Refuses streams of which some are captured and others are not, or by another graph: one that waits for what is captured joins
-/// the capture, and what it is given would be in a graph that nobody may ever replay.
+/// Refuses streams of which some are captured and others are not, or by another graph: one that waits for
+/// what is captured joins the capture, and what it is given would be in a graph that nobody may ever replay.
 pub fn in_one_capture(first: &Stream, others: &[Stream]) -> Result<()> {
     let capture = first.capture()?;
     for other in others {

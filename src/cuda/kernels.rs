@@ -1,9 +1,10 @@
 //! The compiled kernels of local reductions: which one folds what, with which parameter, on which grid.
 //!
-//! A kernel folds device operands as [`crate::reduce::Reducer::fold`] folds host operands, bit for bit. `kernels/` holds
-//! the sources, `scripts/kernels` compiles them into the files that are embedded here. Nothing here calls the driver: the
-//! caller loads [`IMAGE`], looks [`kernel`] up in it, and launches it with a [`Launch`] as its only parameter. Load the
-//! module and the functions before a kernel of the process spins on the device: loading can wait for it.
+//! A kernel folds device operands as [`crate::reduce::Reducer::fold`] folds host operands, bit for bit.
+//! `kernels/` holds the sources, `scripts/kernels` compiles them into the files that are embedded here.
+//! Nothing here calls the driver: the caller loads [`IMAGE`], looks [`kernel`] up in it, and launches it with
+//! a [`Launch`] as its only parameter. Load the module and the functions before a kernel of the process spins
+//! on the device: loading can wait for it.
 #![forbid(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -58,11 +59,12 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Combines `count` positions of `operands`, in the canonical order, into `out`, which holds `representation`:
-    /// exactly as [`crate::reduce::Reducer::fold`] would with a group of `ranks`, the addresses being the device's.
+    /// Combines `count` positions of `operands`, in the canonical order, into `out`, which holds
+    /// `representation`: exactly as [`crate::reduce::Reducer::fold`] would with a group of `ranks`, the
+    /// addresses being the device's.
     ///
-    /// More operands than [`MAX_OPERANDS`] take several launches: subtrees of the canonical tree into accumulators, which
-    /// are operands of the last.
+    /// More operands than [`MAX_OPERANDS`] take several launches: subtrees of the canonical tree into
+    /// accumulators, which are operands of the last.
     ///
     /// # Panics
     /// If there are no operands, or too many.
@@ -109,8 +111,8 @@ impl Launch {
         launch
     }
 
-    /// Leaves out the operands of these bits: each stands in a place whose subtree is what an operand before it is the sum
-    /// of, and has that operand's address and representation. The first is never left out.
+    /// Leaves out the operands of these bits: each stands in a place whose subtree is what an operand before
+    /// it is the sum of, and has that operand's address and representation. The first is never left out.
     pub fn without(self, absent: u32) -> Launch {
         Launch { absent: absent & !1, ..self }
     }
@@ -228,11 +230,12 @@ fn scale_of(dtype: DataType, scalar: u64) -> f64 {
     }
 }
 
-/// What has the same kernel as a type and an operator, for all that share one. None for a caller's own function, and for
-/// bitwise operators on floats.
+/// What has the same kernel as a type and an operator, for all that share one. None for a caller's own
+/// function, and for bitwise operators on floats.
 ///
-/// Where the sign makes no difference, it is the unsigned type; where nothing but the bits does, bytes. A sum of floats also
-/// divides and scales, as [`Launch`] says; for integers, a division costs too much to be carried along.
+/// Where the sign makes no difference, it is the unsigned type; where nothing but the bits does, bytes. A sum
+/// of floats also divides and scales, as [`Launch`] says; for integers, a division costs too much to be
+/// carried along.
 pub(super) fn representative(dtype: DataType, operator: Operator) -> Option<(DataType, Operator)> {
     let unsigned = match dtype {
         DataType::I8 => DataType::U8,
@@ -359,8 +362,8 @@ const fn average(dtype: DataType) -> Option<&'static CStr> {
     })
 }
 
-/// The scalar of a pre-multiplied sum, as an accumulator in the low bytes: rounded to a float, truncated and saturated to
-/// an integer.
+/// The scalar of a pre-multiplied sum, as an accumulator in the low bytes: rounded to a float, truncated and
+/// saturated to an integer.
 pub(super) fn scalar(dtype: DataType, scale: f64) -> u64 {
     // As where processors fold, whatever this thread does with floats otherwise.
     by_defaults(|| match dtype {

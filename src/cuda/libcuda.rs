@@ -1,8 +1,9 @@
 //! The CUDA driver of this machine: libcuda, opened at run time.
 //!
-//! cudarc lends the types. Its loader is not used: it tries `libcuda.so` first, which may be the toolkit's stub, panics
-//! at a missing symbol, and its result type is a closed enum, where a code that it has not heard of is undefined
-//! behaviour. Here every function returns a plain integer, and every symbol is there before the first call.
+//! cudarc lends the types. Its loader is not used: it tries `libcuda.so` first, which may be the toolkit's
+//! stub, panics at a missing symbol, and its result type is a closed enum, where a code that it has not heard
+//! of is undefined behaviour. Here every function returns a plain integer, and every symbol is there before
+//! the first call.
 
 mod devices;
 mod launches;
@@ -34,7 +35,8 @@ static LOADED: OnceCell<Arc<Libcuda>> = OnceCell::new();
 /// The functions, once `cuInit` succeeded.
 static READY: OnceCell<Arc<Libcuda>> = OnceCell::new();
 
-/// The number of libraries that this process had ever loaded when libcuda was last found not to be among them.
+/// The number of libraries that this process had ever loaded when libcuda was last found not to be among
+/// them.
 static ABSENT_AT: AtomicU64 = AtomicU64::new(0);
 
 /// The driver's functions.
@@ -47,7 +49,8 @@ pub struct Libcuda {
 type LoadFunction = unsafe extern "C" fn(sys::CUfunction) -> c_int;
 
 impl Libcuda {
-    /// Loads and initialises the driver. The first success is kept; a failure is tried again by the next call.
+    /// Loads and initialises the driver. The first success is kept; a failure is tried again by the next
+    /// call.
     pub fn open() -> Result<Arc<Libcuda>> {
         READY
             .get_or_try_init(|| {
@@ -86,7 +89,8 @@ impl Libcuda {
         // SAFETY: a C string, and a library whose constructors NVIDIA made for being loaded at any time.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | flags) };
         if library.is_null() {
-            // SAFETY: takes no pointers; the answer is NULL or a C string that this thread's next dl call ends.
+            // SAFETY: takes no pointers; the answer is NULL or a C string that this thread's next dl call
+            // ends.
             let cause = unsafe { text(libc::dlerror()) };
             let cause = cause.as_deref().unwrap_or("libcuda.so.1: not found");
             let cause = cause.strip_suffix(": No such file or directory").unwrap_or(cause);
@@ -156,7 +160,8 @@ unsafe fn text(text: *const c_char) -> Option<String> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// How many libraries this process has loaded since it began; it grows with every `dlopen` that maps something.
+/// How many libraries this process has loaded since it began; it grows with every `dlopen` that maps
+/// something.
 fn libraries_ever_loaded() -> u64 {
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: libc::size_t, count: *mut c_void) -> c_int {
         // SAFETY: the loader gives a filled structure, and `count` is what was given below.

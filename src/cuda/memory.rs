@@ -17,8 +17,8 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// `bytes` bytes of `device`, at least one, with any contents. May wait for the device: not while kernels of ours
-    /// wait for each other.
+    /// `bytes` bytes of `device`, at least one, with any contents. May wait for the device: not while kernels
+    /// of ours wait for each other.
     pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<DeviceBuffer> {
         let address = {
             let _relaxed = devices.relax()?;
@@ -58,8 +58,8 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Pinned host memory, freed on drop. Every device copies from and to it. Whoever gave it to a stream keeps it until
-/// the stream is done with it.
+/// Pinned host memory, freed on drop. Every device copies from and to it. Whoever gave it to a stream keeps
+/// it until the stream is done with it.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     devices: Arc<Devices>,
@@ -111,8 +111,8 @@ impl Drop for PinnedBuffer {
 /// What memory is pinned in.
 const PAGE: usize = 4096;
 
-/// Host memory of somebody else's that is pinned: devices copy from and to it, and their kernels read and write it at its
-/// own address. Ended on drop, which may wait for the devices.
+/// Host memory of somebody else's that is pinned: devices copy from and to it, and their kernels read and
+/// write it at its own address. Ended on drop, which may wait for the devices.
 #[derive(Debug)]
 pub struct Registration {
     devices: Arc<Devices>,
@@ -157,8 +157,9 @@ impl Drop for Registration {
     }
 }
 
-/// Ordinary memory of this process, pinned: devices copy from and to it, and so may other processes of the host with
-/// process_vm_readv, which cannot read what the driver allocates. Freed on drop, which may wait for the devices.
+/// Ordinary memory of this process, pinned: devices copy from and to it, and so may other processes of the
+/// host with process_vm_readv, which cannot read what the driver allocates. Freed on drop, which may wait for
+/// the devices.
 #[derive(Debug)]
 pub struct RegisteredBuffer {
     /// Ends before the mapping.

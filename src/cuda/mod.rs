@@ -1,11 +1,12 @@
 //! CUDA: the only part of the library that knows it.
 //!
-//! libcuda is opened at run time and never linked. [`driver::Driver`] is the narrow face of it that everything else is
-//! written against; [`libcuda`] implements it, and so does the tests' driver double, which runs streams in adversarial
-//! orders over host memory. [`context::Devices`] is what users start from.
+//! libcuda is opened at run time and never linked. [`driver::Driver`] is the narrow face of it that
+//! everything else is written against; [`libcuda`] implements it, and so does the tests' driver double, which
+//! runs streams in adversarial orders over host memory. [`context::Devices`] is what users start from.
 //!
-//! Two rules hold everywhere. The calling thread's current context is the same after a call as before it, also when the
-//! call fails. And what a stream capture forbids is either not done or done under the relaxed capture mode.
+//! Two rules hold everywhere. The calling thread's current context is the same after a call as before it,
+//! also when the call fails. And what a stream capture forbids is either not done or done under the relaxed
+//! capture mode.
 
 pub(crate) mod by_device;
 pub mod context;

@@ -1,8 +1,9 @@
 //! PTX whose registers and labels have lost their numbers, to be short when compressed, gets numbers again.
 //!
-//! `scripts/kernels` writes, for the number of a register or label, how many others of its kind were named in this function
-//! since it last was, or `!` where it never was: most instructions use what was made just before them, so that they look alike.
-//! Which numbers names have means nothing, so the next one is as good as the one that was.
+//! `scripts/kernels` writes, for the number of a register or label, how many others of its kind were named in
+//! this function since it last was, or `!` where it never was: most instructions use what was made just
+//! before them, so that they look alike. Which numbers names have means nothing, so the next one is as good
+//! as the one that was.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;

@@ -1,11 +1,12 @@
-//! When the driver may be kept waiting for a device: while nothing that a device was given waits for what other ranks are still to
-//! launch.
+//! When the driver may be kept waiting for a device: while nothing that a device was given waits for what
+//! other ranks are still to launch.
 //!
-//! Who pins memory or gives it back has the driver wait for all that the device was given before, with a lock that launches need. One
-//! courier may wait, by way of another rank, for one that this rank is still to launch: calls of a group are launched one by one, on as
-//! many streams as they have. So may a kernel of an exchange, for one of another rank whose launch waits for such a lock itself. So where
-//! the program did not ask for it at that moment, such things are done between calls, or when all ranks have launched what they were
-//! called for. Graphs are launched by the program, unseen.
+//! Who pins memory or gives it back has the driver wait for all that the device was given before, with a lock
+//! that launches need. One courier may wait, by way of another rank, for one that this rank is still to
+//! launch: calls of a group are launched one by one, on as many streams as they have. So may a kernel of an
+//! exchange, for one of another rank whose launch waits for such a lock itself. So where the program did not
+//! ask for it at that moment, such things are done between calls, or when all ranks have launched what they
+//! were called for. Graphs are launched by the program, unseen.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +22,8 @@ use crate::deadline::Deadline;
 use crate::error::{Result, Status};
 use crate::sys::process;
 
-/// How long launches may be kept waiting until what has been launched has ended, and how long they go on then at least, at first and at
-/// most.
+/// How long launches may be kept waiting until what has been launched has ended, and how long they go on then
+/// at least, at first and at most.
 const HELD: Duration = Duration::from_millis(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
@@ -61,8 +62,8 @@ pub trait Exchanging: Send + Sync {
     /// Whether none of this rank is under way.
     fn is_at_rest(&self) -> bool;
 
-    /// Whether one of this rank may wait for one that another has yet to launch. One that has been launched may do so in turn, for a
-    /// third rank's: of that this knows nothing.
+    /// Whether one of this rank may wait for one that another has yet to launch. One that has been launched
+    /// may do so in turn, for a third rank's: of that this knows nothing.
     fn may_wait(&self) -> bool;
 }
 
@@ -117,8 +118,9 @@ impl Quiet {
 }
 
 impl Devices {
-    /// For whoever launches a courier or a kernel of an exchange, until the answer is dropped: waits for what is done [in
-    /// quiet](Devices::in_quiet). A thread may have several: whoever does something in quiet only tries to lock them out.
+    /// For whoever launches a courier or a kernel of an exchange, until the answer is dropped: waits for what
+    /// is done [in quiet](Devices::in_quiet). A thread may have several: whoever does something in quiet only
+    /// tries to lock them out.
     pub fn launching(&self) -> Launching<'_> {
         self.quiet().launching.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,7 +139,8 @@ impl Devices {
         exchanges.push(exchange);
     }
 
-    /// Whether streams wait for what the host does, or it for them: couriers that are on their way, or may be, among them.
+    /// Whether streams wait for what the host does, or it for them: couriers that are on their way, or may
+    /// be, among them.
     fn awaits_host(&self) -> bool {
         // In this order: who drops a courier has told the stands before.
         let launched = self.quiet().launched.load(Ordering::SeqCst);
@@ -147,7 +150,8 @@ impl Devices {
             || self.stands().has_parked(&|device| self.quiet().is_lost(device))
     }
 
-    /// Whether a kernel of an exchange may wait for what another rank has yet to launch; or, `strictly`, is under way at all.
+    /// Whether a kernel of an exchange may wait for what another rank has yet to launch; or, `strictly`, is
+    /// under way at all.
     fn do_exchanges_wait(&self, strictly: bool) -> bool {
         // Not under the lock: they ask the driver.
         let exchanges: Vec<Arc<dyn Exchanging>> =
@@ -183,9 +187,9 @@ impl Devices {
         }
     }
 
-    /// Has `act` do what the driver may wait for a device with, when nothing on one waits for what is yet to be launched, and no call asks
-    /// the driver in its course. Waits for that, as long as it `is_wanted`, and at worst for as long as the program leaves no gap: so in a
-    /// thread that nobody waits for.
+    /// Has `act` do what the driver may wait for a device with, when nothing on one waits for what is yet to
+    /// be launched, and no call asks the driver in its course. Waits for that, as long as it `is_wanted`, and
+    /// at worst for as long as the program leaves no gap: so in a thread that nobody waits for.
     pub fn in_quiet<T>(&self, is_wanted: &dyn Fn() -> bool, act: impl FnOnce() -> T) -> Option<T> {
         let began = Instant::now();
         let (mut pause, mut asked, mut told) = (FIRST_PAUSE, began, false);
@@ -213,7 +217,8 @@ impl Devices {
         None
     }
 
-    /// Notes the devices that are lost to this process: what was on its way there never tells that it has left.
+    /// Notes the devices that are lost to this process: what was on its way there never tells that it has
+    /// left.
     fn note_lost(&self) {
         let mut devices = self.stands().parked_devices();
         let couriers: Vec<Arc<Courier>> =

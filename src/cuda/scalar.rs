@@ -1,5 +1,5 @@
-//! Scalars in device memory that the host reads: by pinned memory that is kept, since making some may wait for all that the device
-//! was given, and so for a peer of another call.
+//! Scalars in device memory that the host reads: by pinned memory that is kept, since making some may wait
+//! for all that the device was given, and so for a peer of another call.
 
 use std::time::Instant;
 
@@ -33,8 +33,8 @@ impl Slots {
 }
 
 impl Devices {
-    /// Has pinned memory ready, so that reading scalars need not ask the driver for any, as long as no more than a few threads do
-    /// at the same time. `device` is any that will use it.
+    /// Has pinned memory ready, so that reading scalars need not ask the driver for any, as long as no more
+    /// than a few threads do at the same time. `device` is any that will use it.
     pub fn prepare_scalars(&self, device: u32) -> Result<()> {
         if self.slots().pages.is_empty() { self.add_slots(device) } else { Ok(()) }
     }
@@ -61,8 +61,9 @@ impl Devices {
 }
 
 impl Stream {
-    /// The `bytes` bytes at `address` of its device's memory, at most [`MOST_BYTES`], as they are when it has come this far, and
-    /// zeros. Waits for that until `deadline`, or until there is a `failure`: it is not in a capture.
+    /// The `bytes` bytes at `address` of its device's memory, at most [`MOST_BYTES`], as they are when it has
+    /// come this far, and zeros. Waits for that until `deadline`, or until there is a `failure`: it is not in
+    /// a capture.
     ///
     /// # Safety
     /// The memory is valid until the stream has come so far.
@@ -79,9 +80,9 @@ impl Stream {
         };
         let slot = self.devices().take_slot(self.device())?;
         let place = std::ptr::with_exposed_provenance_mut::<u8>(slot);
-        // SAFETY: the caller's promise; the slot has room for it, and is nobody else's until it is given back, when the stream has
-        // come to the end of the copy. What fails before that keeps it from being used again. Its page lives as long as
-        // the devices, which this holds.
+        // SAFETY: the caller's promise; the slot has room for it, and is nobody else's until it is given
+        // back, when the stream has come to the end of the copy. What fails before that keeps it from being
+        // used again. Its page lives as long as the devices, which this holds.
         unsafe { self.copy_to_host(place, address, bytes) }?;
         self.come_so_far(deadline, failure)?;
         // SAFETY: the copy is complete, and the slot this thread's.

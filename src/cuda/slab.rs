@@ -1,9 +1,9 @@
-//! Device memory that peers reach: large allocations, and the arenas cut out of them. Those of a process share an allocation where
-//! they are small.
+//! Device memory that peers reach: large allocations, and the arenas cut out of them. Those of a process
+//! share an allocation where they are small.
 //!
-//! Device memory is allocated and freed in few large pieces because both may wait for the device and its peers, which
-//! may be running kernels that wait for each other. A peer in another process opens a slab as a whole, once for each of
-//! its devices, and keeps it open for as long as it uses an arena of it.
+//! Device memory is allocated and freed in few large pieces because both may wait for the device and its
+//! peers, which may be running kernels that wait for each other. A peer in another process opens a slab as a
+//! whole, once for each of its devices, and keeps it open for as long as it uses an arena of it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +20,9 @@ use crate::error::{Result, Status};
 use crate::sys::heap::Heap;
 use crate::sys::{fork, process, random};
 
-/// Bytes of a slab, unless one arena is larger. Those of exchanges with the default table are, or leave no room for another (five
-/// ranks' on one host): each has a slab to itself, so that a communicator takes little more than it needs.
+/// Bytes of a slab, unless one arena is larger. Those of exchanges with the default table are, or leave no
+/// room for another (five ranks' on one host): each has a slab to itself, so that a communicator takes little
+/// more than it needs.
 pub const SLAB_BYTES: usize = 32 << 20;
 
 /// Arenas begin at multiples of this many bytes.
@@ -61,8 +62,8 @@ struct Pending {
 }
 
 impl GivingBack {
-    /// Gives `what` back in the thread, [in quiet](Devices::in_quiet). The log has `otherwise` if there is none to be had. In a forked
-    /// child nothing is given back: it is the parent's.
+    /// Gives `what` back in the thread, [in quiet](Devices::in_quiet). The log has `otherwise` if there is
+    /// none to be had. In a forked child nothing is given back: it is the parent's.
     fn aside(self: &Arc<Self>, devices: &Arc<Devices>, what: Box<dyn Send>, otherwise: &'static str) {
         if self.fork != fork::generation() {
             return std::mem::forget(what);
@@ -115,7 +116,8 @@ impl GivingBack {
 /// What is kept until it is over.
 struct Waiting {
     what: Box<dyn Kept>,
-    /// Whether whoever comes by may have to go on, so that another thread drops it: what it was of has failed.
+    /// Whether whoever comes by may have to go on, so that another thread drops it: what it was of has
+    /// failed.
     aside: bool,
 }
 
@@ -126,9 +128,10 @@ pub trait Kept: Send {
 }
 
 impl Devices {
-    /// Drops `what` once it is over: now, or when memory is given out or kept later. That may wait for a device, which may wait for who
-    /// would drop it: so another thread drops what is of an exchange that `has_failed`, whoever finds it over, and all that is over where
-    /// one that fails or a thread of the library's own comes to it.
+    /// Drops `what` once it is over: now, or when memory is given out or kept later. That may wait for a
+    /// device, which may wait for who would drop it: so another thread drops what is of an exchange that
+    /// `has_failed`, whoever finds it over, and all that is over where one that fails or a thread of the
+    /// library's own comes to it.
     pub fn keep(self: &Arc<Self>, what: Box<dyn Kept>, has_failed: bool) {
         lock(&self.slabs().kept).push(Waiting { what, aside: has_failed });
         self.drop_over(has_failed || process::is_own_thread());
@@ -222,7 +225,8 @@ pub struct Place {
 }
 
 impl Arena {
-    /// `bytes` zeroed bytes of `device`, from a slab that has room for them, or from a new one. May wait for the device.
+    /// `bytes` zeroed bytes of `device`, from a slab that has room for them, or from a new one. May wait for
+    /// the device.
     pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize, deadline: Deadline) -> Result<Arena> {
         let arena = match Arena::take(devices, device, bytes) {
             // What is being given back may be that of an exchange which this one is made instead of.
@@ -258,7 +262,8 @@ impl Arena {
             if let Some((offset, _)) = taken {
                 return Ok(Arena { slab, offset, bytes });
             }
-            // Who had the last of its arenas may have let go of it meanwhile, and this thread is not to wait for the device.
+            // Who had the last of its arenas may have let go of it meanwhile, and this thread is not to wait
+            // for the device.
             if let Some(slab) = Arc::into_inner(slab) {
                 slabs.giving_back.aside(devices, Box::new(slab), "device memory is not given back");
             }

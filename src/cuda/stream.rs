@@ -12,8 +12,8 @@ use crate::error::{Result, fail};
 
 /// A stream of one device. An owned one is destroyed on drop; a borrowed one stays its owner's.
 ///
-/// The methods that enqueue return at once. They are unsafe where the stream will touch memory: that stays valid, and
-/// nobody races with the stream for its contents, until the stream has done it.
+/// The methods that enqueue return at once. They are unsafe where the stream will touch memory: that stays
+/// valid, and nobody races with the stream for its contents, until the stream has done it.
 #[derive(Debug)]
 pub struct Stream {
     devices: Arc<Devices>,
@@ -23,8 +23,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream of our own. `blocking`: it waits for what the legacy default stream was given before, and the legacy
-    /// stream for it, as for any stream that a plain program makes.
+    /// A stream of our own. `blocking`: it waits for what the legacy default stream was given before, and the
+    /// legacy stream for it, as for any stream that a plain program makes.
     pub fn new(devices: &Arc<Devices>, device: u32, blocking: bool) -> Result<Stream> {
         Stream::with_priority(devices, device, blocking, Priority::Ordinary)
     }
@@ -44,7 +44,8 @@ impl Stream {
         Ok(Stream { devices: devices.clone(), device, handle, owned: true })
     }
 
-    /// The caller's stream, which is on `device`. A default stream's handle means the default stream of `device`.
+    /// The caller's stream, which is on `device`. A default stream's handle means the default stream of
+    /// `device`.
     ///
     /// # Safety
     /// It is a stream, and lives until this is dropped.
@@ -95,7 +96,8 @@ impl Stream {
         unsafe { self.devices.driver().stream_capture(self.handle) }
     }
 
-    /// Refuses a stream that is being captured: `name` is the argument that it was given as, `why` what stands against it.
+    /// Refuses a stream that is being captured: `name` is the argument that it was given as, `why` what
+    /// stands against it.
     pub fn refuse_capture(&self, name: &str, why: &str) -> Result<()> {
         match self.capture()? {
             Capture::None => Ok(()),
@@ -125,23 +127,24 @@ impl Stream {
         unsafe { self.devices.driver().wait_event(self.handle, event.handle()) }
     }
 
-    /// While it is captured: what it is given after this waits, in each replay, for what `event` means as the graph is launched.
+    /// While it is captured: what it is given after this waits, in each replay, for what `event` means as the
+    /// graph is launched.
     pub fn wait_at_launch(&self, event: &Event) -> Result<()> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: both live.
         unsafe { self.devices.driver().wait_event_at_launch(self.handle, event.handle()) }
     }
 
-    /// While it is captured: from each launch of the graph on, `event` means what the stream has been given so far in it. The node that
-    /// does so is valid until the capture ends.
+    /// While it is captured: from each launch of the graph on, `event` means what the stream has been given
+    /// so far in it. The node that does so is valid until the capture ends.
     pub fn record_at_launch(&self, event: &Event) -> Result<GraphRecord> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: both live.
         unsafe { self.devices.driver().record_event_at_launch(self.handle, event.handle()) }
     }
 
-    /// While it is captured: a record of the same capture comes right behind what this stream has been given so far, which has to come
-    /// behind what it came right behind until now.
+    /// While it is captured: a record of the same capture comes right behind what this stream has been given
+    /// so far, which has to come behind what it came right behind until now.
     pub fn put_off(&self, record: &mut GraphRecord) -> Result<()> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: it lives.
@@ -183,7 +186,8 @@ impl Stream {
         unsafe { self.devices.driver().copy_to_host(to, from, bytes, self.handle) }
     }
 
-    /// Copies from its device to the same or another, directly where [`Devices::reaches`] has made that possible.
+    /// Copies from its device to the same or another, directly where [`Devices::reaches`] has made that
+    /// possible.
     ///
     /// # Safety
     /// As the type says.
@@ -247,7 +251,8 @@ impl Stream {
     /// Calls `function(user)` on a thread of the driver, after everything before it.
     ///
     /// # Safety
-    /// As the type says; the function may be called with `user` on any thread, makes no CUDA calls, does not unwind.
+    /// As the type says; the function may be called with `user` on any thread, makes no CUDA calls, does not
+    /// unwind.
     pub unsafe fn launch_host(&self, function: HostFunction, user: *mut c_void) -> Result<()> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: the caller's promise.

@@ -1,8 +1,8 @@
 //! Words of pinned memory that streams wait for: an operation of the host ends in the order of a stream.
 //!
-//! A word is used many times. Each use waits for the next value, and a wait is met by that value or any further on, so
-//! a stream that comes late to its wait never misses it. Pages of words are never freed before the [`Devices`] are:
-//! nobody knows when the last stream has come past its wait.
+//! A word is used many times. Each use waits for the next value, and a wait is met by that value or any
+//! further on, so a stream that comes late to its wait never misses it. Pages of words are never freed before
+//! the [`Devices`] are: nobody knows when the last stream has come past its wait.
 
 use std::fmt;
 use std::sync::Arc;
@@ -63,8 +63,9 @@ impl Words {
 
 /// The word at an address that [`Devices::word`] has given out.
 fn at(address: usize) -> &'static AtomicU32 {
-    // SAFETY: it lies in a page of pinned memory that lives as long as the devices, which whoever has the address keeps, aligned to a
-    // cache line, and is only accessed as an atomic here and as a 32-bit word by streams.
+    // SAFETY: it lies in a page of pinned memory that lives as long as the devices, which whoever has the
+    // address keeps, aligned to a cache line, and is only accessed as an atomic here and as a 32-bit word by
+    // streams.
     unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(address) }
 }
 
@@ -128,7 +129,8 @@ impl Word {
         }
     }
 
-    /// Lets the streams go on although somebody else is to release it, maybe later. Whether it was not released before.
+    /// Lets the streams go on although somebody else is to release it, maybe later. Whether it was not
+    /// released before.
     pub fn force(&self) -> bool {
         if self.is_released() {
             return false;
@@ -152,8 +154,8 @@ impl fmt::Debug for Word {
 
 impl Drop for Word {
     fn drop(&mut self) {
-        // A release that a stream has yet to come to would undo later ones. Of one that was forced nobody sees when that is: such a
-        // word is not used again.
+        // A release that a stream has yet to come to would undo later ones. Of one that was forced nobody
+        // sees when that is: such a word is not used again.
         if *self.forced.get_mut() {
             return;
         }

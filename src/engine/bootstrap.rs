@@ -1,8 +1,9 @@
 //! Makes an endpoint out of a store: publish, find a few neighbours, learn everybody's address over links.
 //!
-//! Each rank writes its own address to the store and reads those of at most log₂ n others; the whole table then goes
-//! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh. A rank that cannot join, or finds that
-//! another has died, leaves a notice in the store, for those who wait.
+//! Each rank writes its own address to the store and reads those of at most log₂ n others; the whole table
+//! then goes round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full
+//! mesh. A rank that cannot join, or finds that another has died, leaves a notice in the store, for those who
+//! wait.
 
 mod arrival;
 mod notice;
@@ -28,13 +29,15 @@ use crate::sys::process;
 use crate::transport::address::PeerAddress;
 use crate::transport::service::{Identity, Options};
 
-/// Bytes of one rank's record in the table: a length and an encoded address, with the longest name of a host and one listener.
+/// Bytes of one rank's record in the table: a length and an encoded address, with the longest name of a host
+/// and one listener.
 pub(super) const RECORD_BYTES: usize = 352;
 
 /// The most ranks of a job.
 pub const MAX_RANKS: u32 = 1 << 16;
 
-/// How long a rank that has lost the store waits for what calls its meeting off: a death is seen by one connection after the other.
+/// How long a rank that has lost the store waits for what calls its meeting off: a death is seen by one
+/// connection after the other.
 const CAUSE: Duration = Duration::from_secs(1);
 
 /// Who wants to meet.
@@ -53,16 +56,18 @@ pub struct Meeting<'a> {
     pub options: Result<Options>,
     /// When to give up.
     pub deadline: Deadline,
-    /// Why the meeting was called off, where it can be: then also waits of a store without turns are cut into such.
+    /// Why the meeting was called off, where it can be: then also waits of a store without turns are cut into
+    /// such.
     pub recalled: Option<&'a dyn Fn() -> Option<Error>>,
-    /// Whether what calls it off may be known only after what follows from it, such as that the store is lost.
+    /// Whether what calls it off may be known only after what follows from it, such as that the store is
+    /// lost.
     pub tied: bool,
     /// Whether ranks meet by that name only once.
     pub once: bool,
 }
 
-/// Meets the other ranks. The endpoint knows everybody's address when this returns, and all ranks have arrived.
-/// Gives the endpoint and the number that tells this job from every other.
+/// Meets the other ranks. The endpoint knows everybody's address when this returns, and all ranks have
+/// arrived. Gives the endpoint and the number that tells this job from every other.
 pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let arrived = Arrival::new(&meeting);
     let Meeting { rank, size, name, store, secret, options, deadline, recalled, tied, .. } = meeting;
@@ -71,7 +76,8 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     // Who has failed says so before its links tell that it has gone.
     let mut endpoint = None;
     let joined = (|| {
-        // Who cannot join at all says why. Others may wait for the secret of rank 0 before they can hear anything.
+        // Who cannot join at all says why. Others may wait for the secret of rank 0 before they can hear
+        // anything.
         let fits = if options.is_ok() { fits } else { Ok(()) };
         if rank > 0 {
             fits.clone()?;
@@ -109,7 +115,8 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     })
 }
 
-/// Why a rank has failed with `error`: if that is since the store is lost, it may follow from what calls the meeting off.
+/// Why a rank has failed with `error`: if that is since the store is lost, it may follow from what calls the
+/// meeting off.
 fn cause(error: Error, store: &dyn Store, recalled: Option<&dyn Fn() -> Option<Error>>) -> Error {
     let Some(recalled) = recalled.filter(|_| error.status() == Status::PeerFailed) else { return error };
     let answer = store.try_get("", Deadline::after(GRACE));

@@ -1,7 +1,7 @@
-//! Completion callbacks. They are the program's code, and may start operations: so they are not called within each other, nor where
-//! this thread holds what those need, but by a thread of the library then. Nor on the service thread: one that takes long would keep
-//! everything from the process, and one that exits would keep the goodbyes from being said. Driver threads must not call them
-//! either, since they may make no CUDA calls.
+//! Completion callbacks. They are the program's code, and may start operations: so they are not called within
+//! each other, nor where this thread holds what those need, but by a thread of the library then. Nor on the
+//! service thread: one that takes long would keep everything from the process, and one that exits would keep
+//! the goodbyes from being said. Driver threads must not call them either, since they may make no CUDA calls.
 
 #![forbid(unsafe_code)]
 
@@ -18,8 +18,9 @@ use crate::sys::global::Global;
 use crate::sys::{fork, process};
 use crate::transport::service::on_service_thread;
 
-/// What is called when an operation has ended. It must not wait for another operation: it may run in a thread that others rely on
-/// to be woken, and where the library has no thread for it on the service thread, through which answers come. It may start operations.
+/// What is called when an operation has ended. It must not wait for another operation: it may run in a thread
+/// that others rely on to be woken, and where the library has no thread for it on the service thread, through
+/// which answers come. It may start operations.
 pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
 
 /// Whether an operation has ended, and how.
@@ -40,8 +41,8 @@ pub fn call_back(callback: Callback, result: Result<Completion>) {
     call_back_here(may_call(), callback, result);
 }
 
-/// As [`call_back`], for one that is asked for after the end. That may be within another callback, which may itself have been asked
-/// for so: they would be within each other without end.
+/// As [`call_back`], for one that is asked for after the end. That may be within another callback, which may
+/// itself have been asked for so: they would be within each other without end.
 pub fn call_back_late(callback: Callback, result: Result<Completion>) {
     call_back_here(may_call() && !is_calling_back(), callback, result);
 }
@@ -62,7 +63,8 @@ fn call_back_here(here: bool, callback: Callback, result: Result<Completion>) {
     }
 }
 
-/// Calls a callback with what `look` finds, from a thread that looks every now and then. `look` does not wait.
+/// Calls a callback with what `look` finds, from a thread that looks every now and then. `look` does not
+/// wait.
 pub fn call_back_when(look: impl FnMut() -> Option<Result<Completion>> + Send + 'static, then: Callback) {
     if let Err(error) = RUNNING.ensure_thread() {
         log::error!("no thread can be started that calls back; the next callback tries again: {error}");
@@ -88,15 +90,18 @@ impl Drop for HeldBack {
 /// Between two looks at what has not ended.
 const NAP: Duration = Duration::from_micros(100);
 
-/// For operations that have ended in a thread that holds callbacks back. Apart from the other, whose looks ask the driver.
+/// For operations that have ended in a thread that holds callbacks back. Apart from the other, whose looks
+/// ask the driver.
 static ENDED: Caller = Caller::new("unisono-notify");
 /// For those that streams do.
 static RUNNING: Caller = Caller::new("unisono-watch");
 
-/// A thread that calls back. It is started when it is first needed, and sleeps when there is nothing to look at.
+/// A thread that calls back. It is started when it is first needed, and sleeps when there is nothing to look
+/// at.
 struct Caller {
     name: &'static str,
-    /// In which process: a forked child has no thread of its parent's, and what that holds is the parent's to give back.
+    /// In which process: a forked child has no thread of its parent's, and what that holds is the parent's to
+    /// give back.
     inbox: Global<Option<(u32, &'static Inbox)>>,
 }
 

@@ -1,4 +1,5 @@
-//! What engines tell each other beside the data: failures, and what they are doing. Travels on the control connection.
+//! What engines tell each other beside the data: failures, and what they are doing. Travels on the control
+//! connection.
 
 #![forbid(unsafe_code)]
 

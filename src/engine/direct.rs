@@ -1,22 +1,22 @@
 //! Direct exchange between ranks of one host: each reads what it needs out of the others' memory.
 //!
-//! Every member has a *board* in its shared segment: two posts, a mark and two slots. A call posts what it is (its
-//! signature, where its buffers lie) under the number of the call, and waits for the posts of those it depends on; a
-//! post of another call is a mismatch, noticed before anything is written.
+//! Every member has a *board* in its shared segment: two posts, a mark and two slots. A call posts what it is
+//! (its signature, where its buffers lie) under the number of the call, and waits for the posts of those it
+//! depends on; a post of another call is a mismatch, noticed before anything is written.
 //!
-//! - *Short* calls put their contribution into the slot before they post. Whoever has seen the post reads the slot:
-//!   one write, one read, one wait. Allreduce is one-shot: everybody reads everything.
-//! - *Long* calls read each other's private memory (process_vm_readv): no copy in between. Allreduce is two-shot: each
-//!   reduces its shard, then all gather the shards. Marks say how far a rank has come; nobody leaves while others may
-//!   still read from it.
+//! - *Short* calls put their contribution into the slot before they post. Whoever has seen the post reads the
+//!   slot: one write, one read, one wait. Allreduce is one-shot: everybody reads everything.
+//! - *Long* calls read each other's private memory (process_vm_readv): no copy in between. Allreduce is
+//!   two-shot: each reduces its shard, then all gather the shards. Marks say how far a rank has come; nobody
+//!   leaves while others may still read from it.
 //!
-//! A rank that gives up a call withdraws before it lets go of its memory, for good: its group has failed. What was read
-//! of its private memory counts only if it had not withdrawn by then; whoever finds that it has waits for the news of the failure.
-//! Ranks of one process read each other's memory without the kernel's protection, so there the one that gives up also waits
-//! until nobody reads.
+//! A rank that gives up a call withdraws before it lets go of its memory, for good: its group has failed.
+//! What was read of its private memory counts only if it had not withdrawn by then; whoever finds that it has
+//! waits for the news of the failure. Ranks of one process read each other's memory without the kernel's
+//! protection, so there the one that gives up also waits until nobody reads.
 //!
-//! Posts and slots exist twice, for odd and even calls. A rank may enter call `e` when all others have entered `e − 1`,
-//! hence have ended `e − 2` and read what it had posted there.
+//! Posts and slots exist twice, for odd and even calls. A rank may enter call `e` when all others have
+//! entered `e − 1`, hence have ended `e − 2` and read what it had posted there.
 
 mod allowance;
 mod board;

@@ -1,9 +1,10 @@
 //! A rank's presence in a job: its links, its operations under way, and where its threads wait.
 //!
-//! Whoever waits moves everything: the waiting thread reads and writes the links, advances its own operation and those
-//! that nobody waits for; those on devices only if it waits for one itself, since the driver may keep it for long. It spins
-//! briefly, yields for a while, then sleeps on the bell. The service thread of the process steps in only for operations on
-//! the host that nobody waits for, and the attendant for those on devices.
+//! Whoever waits moves everything: the waiting thread reads and writes the links, advances its own operation
+//! and those that nobody waits for; those on devices only if it waits for one itself, since the driver may
+//! keep it for long. It spins briefly, yields for a while, then sleeps on the bell. The service thread of the
+//! process steps in only for operations on the host that nobody waits for, and the attendant for those on
+//! devices.
 
 mod attendant;
 mod dormant;
@@ -45,10 +46,12 @@ use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
 use crate::transport::service::{Identity, Options, Port, Registration};
 
-/// A rank that is asked what it does, or that waits for one that has left, tells what it has been refused in this time.
+/// A rank that is asked what it does, or that waits for one that has left, tells what it has been refused in
+/// this time.
 pub const RECENT: Duration = Duration::from_secs(60);
 
-/// How long who leaves waits for room for what it owes others. In the library's own tests those may be late on a busy machine.
+/// How long who leaves waits for room for what it owes others. In the library's own tests those may be late
+/// on a busy machine.
 const OWED: Duration = if cfg!(test) { Duration::from_secs(5) } else { Duration::from_millis(250) };
 
 /// Up to this many TCP peers are read directly while spinning; beyond, the kernel is asked which are ready.
@@ -235,7 +238,8 @@ impl Endpoint {
         self.departures.load(Ordering::Relaxed) > 0
     }
 
-    /// Grows with what may end a meeting: peers that leave or die, and what others say of groups that are not here.
+    /// Grows with what may end a meeting: peers that leave or die, and what others say of groups that are not
+    /// here.
     pub fn disturbances(&self) -> u32 {
         self.departures.load(Ordering::Acquire).wrapping_add(self.warnings.load(Ordering::Acquire))
     }
@@ -294,8 +298,8 @@ impl Endpoint {
         peers.iter().copied().find(|&peer| !messages.linked(peer))
     }
 
-    /// Finds out what processors there are for each rank, once all addresses are known: whether waiters make way, and how many
-    /// threads move long messages. And whether all ranks relay.
+    /// Finds out what processors there are for each rank, once all addresses are known: whether waiters make
+    /// way, and how many threads move long messages. And whether all ranks relay.
     pub fn share_processors(&self) {
         let addresses = lock(&self.addresses);
         let mut neighbours: HashMap<[u8; 16], usize> = HashMap::new();
@@ -395,8 +399,8 @@ impl Endpoint {
         }
     }
 
-    /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by the driver.
-    /// Whether anything moved, be it that an operation has stopped in the middle of its work.
+    /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by
+    /// the driver. Whether anything moved, be it that an operation has stopped in the middle of its work.
     pub fn progress(&self, round: u32, through: Through) -> bool {
         self.progress_with(self.messages(), round, through)
     }
@@ -469,7 +473,8 @@ impl Endpoint {
         self.settle();
     }
 
-    /// Does what the messages asked for: opens links, watches descriptors, spreads failures. Without their lock.
+    /// Does what the messages asked for: opens links, watches descriptors, spreads failures. Without their
+    /// lock.
     pub fn settle(&self) {
         let mut messages = self.messages();
         let moved = self.bell.get().is_some_and(|bell| messages.watch(bell));
@@ -495,7 +500,8 @@ impl Endpoint {
         for peer in wanted {
             let address = lock(&self.addresses).get(&peer).cloned();
             if let Some(address) = address {
-                // A link that is needed is needed by an operation: that has a deadline, and others may have later ones.
+                // A link that is needed is needed by an operation: that has a deadline, and others may have
+                // later ones.
                 self.registration().open(address, Deadline::NEVER);
             }
         }
@@ -529,7 +535,8 @@ impl Endpoint {
         }
     }
 
-    /// Asks `peers` what they did last in `group`; a token for each. The answers come through the service thread.
+    /// Asks `peers` what they did last in `group`; a token for each. The answers come through the service
+    /// thread.
     pub fn ask(&self, group: &Group, peers: impl Iterator<Item = u32>) -> Vec<u64> {
         peers
             .map(|peer| {
@@ -591,7 +598,8 @@ impl Team for Endpoint {
     }
 }
 
-/// Locks, also after a panic elsewhere: what the locks guard is kept consistent between statements that can panic.
+/// Locks, also after a panic elsewhere: what the locks guard is kept consistent between statements that can
+/// panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -17,7 +17,8 @@ use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 use crate::schedule::ir::{Action, Buffer, Schedule, Span, Step};
 use crate::signature::Signature;
 
-/// A schedule made ready to run with one element type: sizes in bytes, places for what is received to be combined.
+/// A schedule made ready to run with one element type: sizes in bytes, places for what is received to be
+/// combined.
 pub struct Plan {
     schedule: Schedule,
     element: usize,
@@ -115,15 +116,17 @@ impl Plan {
         self.blocks.get(step as usize).map_or(call, |&elements| call.about_block(elements))
     }
 
-    /// Holds the output of `elements` elements back: it is written at once when all steps have ended, so that a call that
-    /// fails leaves it as it was. The schedule must be one for an output apart from the input, and write all of it.
+    /// Holds the output of `elements` elements back: it is written at once when all steps have ended, so that
+    /// a call that fails leaves it as it was. The schedule must be one for an output apart from the input,
+    /// and write all of it.
     pub fn hold_output(mut self, elements: u64) -> Plan {
         self.held = Some((self.workspace, elements));
         self.workspace += elements as usize * self.element;
         self
     }
 
-    /// The same messages, received where they would have been combined with this rank's input. `None` where it does anything else.
+    /// The same messages, received where they would have been combined with this rank's input. `None` where
+    /// it does anything else.
     pub fn received(&self) -> Option<Arc<Plan>> {
         self.received.get_or_init(|| self.receiving().map(Arc::new)).clone()
     }
@@ -218,7 +221,8 @@ impl Drop for Workspace {
     }
 }
 
-/// What one run needs beside the plan. Kept by the group between runs, so that nothing is allocated after the first.
+/// What one run needs beside the plan. Kept by the group between runs, so that nothing is allocated after the
+/// first.
 #[derive(Default)]
 pub struct Progress {
     waits: Vec<u32>,
@@ -251,7 +255,8 @@ impl Run {
     /// A run for `turn`.
     ///
     /// # Safety
-    /// `input` and `output` are valid for what the schedule reads and writes until the run has ended or is abandoned.
+    /// `input` and `output` are valid for what the schedule reads and writes until the run has ended or is
+    /// abandoned.
     pub unsafe fn new(group: &Group, turn: &Turn, plan: Arc<Plan>, input: *const u8, output: *mut u8) -> Run {
         let left = plan.schedule.steps.len();
         let mut progress = group.progress();
@@ -353,9 +358,9 @@ impl Run {
                         let (source, target) = (self.address(from).cast_const(), self.address(into));
                         let len = self.bytes(from);
                         if len > 0 && !std::ptr::eq(source, target) {
-                            // SAFETY: the checker proves that spans stay inside their buffers and that copies do not
-                            // overlap; the buffers are as long as the plan says (the caller's promise, and
-                            // `Plan::new` for the workspace).
+                            // SAFETY: the checker proves that spans stay inside their buffers and that copies
+                            // do not overlap; the buffers are as long as the plan says (the caller's promise,
+                            // and `Plan::new` for the workspace).
                             unsafe { copy(&**group.endpoint(), source, target, len, PART) };
                         }
                         self.complete(&plan, index);
@@ -376,7 +381,8 @@ impl Run {
         let out = self.address(into);
         if let Some(reducer) = &self.plan.reducer {
             let (operands, count) = (&self.progress.operands, into.len as usize);
-            // SAFETY: as for copies: spans are inside their buffers, and the steps that touch them are ordered.
+            // SAFETY: as for copies: spans are inside their buffers, and the steps that touch them are
+            // ordered.
             unsafe { fold(endpoint, &self.plan, reducer, operands, (out, into.representation()), count) };
         }
         self.progress.operands.clear();
@@ -418,7 +424,8 @@ impl Run {
     fn hand_over(&self) {
         let (Some((held, elements)), Some(workspace)) = (self.plan.held, &self.workspace) else { return };
         let from = workspace.address().wrapping_add(held);
-        // SAFETY: the workspace holds that many elements from there on (`Plan::hold_output`), the caller's output too.
+        // SAFETY: the workspace holds that many elements from there on (`Plan::hold_output`), the caller's
+        // output too.
         unsafe { std::ptr::copy_nonoverlapping(from, self.output, elements as usize * self.plan.element) };
     }
 
@@ -430,8 +437,8 @@ impl Run {
     }
 }
 
-/// Its messages would still be read from memory and written to it that is its caller's again, or nobody's: whoever drops one that has
-/// neither ended nor been abandoned is wrong.
+/// Its messages would still be read from memory and written to it that is its caller's again, or nobody's:
+/// whoever drops one that has neither ended nor been abandoned is wrong.
 #[cfg(debug_assertions)]
 impl Drop for Run {
     fn drop(&mut self) {
@@ -472,8 +479,8 @@ unsafe fn fold(
             *place = Operand { address, ..*operand };
         }
         let (places, left) = (&places[..operands.len()], each.min(count - start));
-        // SAFETY: the caller's promise, for a part of the positions. Where `out` is an operand, a part of it is that
-        // operand's same part.
+        // SAFETY: the caller's promise, for a part of the positions. Where `out` is an operand, a part of it
+        // is that operand's same part.
         unsafe { reducer.fold(places, out.wrapping_add(start * width), representation, left) };
     });
 }

@@ -61,7 +61,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group of `members` (ranks of the endpoint, this one at index `rank`), known to the endpoint from here on.
+    /// A group of `members` (ranks of the endpoint, this one at index `rank`), known to the endpoint from
+    /// here on.
     pub fn new(
         endpoint: Arc<Endpoint>,
         id: u64,
@@ -117,7 +118,8 @@ impl Group {
         self.members.len() as u32
     }
 
-    /// How many ranks share a host, if they are numbered host by host, equally many to a host but for the last; else all.
+    /// How many ranks share a host, if they are numbered host by host, equally many to a host but for the
+    /// last; else all.
     pub fn ranks_per_node(&self) -> u32 {
         self.ranks_per_node
     }
@@ -182,7 +184,8 @@ impl Group {
         self.conclude(&turn, result)
     }
 
-    /// Moves an operation in this thread to its end, or its call's deadline. `given_up`: whether it has been abandoned.
+    /// Moves an operation in this thread to its end, or its call's deadline. `given_up`: whether it has been
+    /// abandoned.
     fn complete<O: Operation>(
         &self,
         turn: &Turn,
@@ -197,7 +200,8 @@ impl Group {
         }
         answer.unwrap_or_else(|| {
             let (awaited, standing) = (operation.waits_for(self), operation.standing());
-            // Other threads move messages while the others are asked: what comes from here on is for the next receive.
+            // Other threads move messages while the others are asked: what comes from here on is for the next
+            // receive.
             if turn.class == Class::PointToPoint {
                 operation.abandon(self);
                 *given_up = true;
@@ -210,8 +214,8 @@ impl Group {
         })
     }
 
-    /// Moves an operation that goes through shared memory for a moment. If it ends in that, nobody has looked at messages, and
-    /// they need not know of the call.
+    /// Moves an operation that goes through shared memory for a moment. If it ends in that, nobody has looked
+    /// at messages, and they need not know of the call.
     fn glance<O: Operation>(&self, operation: &mut O) -> Option<Result<Completion>> {
         if operation.through() != Through::Memory {
             return None;
@@ -281,7 +285,8 @@ impl Group {
         Ok(running)
     }
 
-    /// The orders, for a call that may have a turn: a group that had failed when the last one passed on gives none.
+    /// The orders, for a call that may have a turn: a group that had failed when the last one passed on gives
+    /// none.
     fn orders(&self, signature: &Signature) -> Result<MutexGuard<'_, Orders>> {
         // A child may find the lock taken for ever.
         self.endpoint.check_fork()?;
@@ -326,7 +331,8 @@ impl Group {
         Turn { class, tag, sequence, signature, deadline, called, piece: 0, slot }
     }
 
-    /// Gives calls their numbers that wait for no others on the host, and end without word: streams do them. That of the last.
+    /// Gives calls their numbers that wait for no others on the host, and end without word: streams do them.
+    /// That of the last.
     pub(super) fn number(
         &self,
         class: Class,
@@ -347,8 +353,8 @@ impl Group {
         Ok(self.recorded(slot, calling, first.wrapping_add(before.len() as u32), called))
     }
 
-    /// Makes the next ordered call of this rank known before it has its number: others that have called something else
-    /// under that number find out. For one thread at a time.
+    /// Makes the next ordered call of this rank known before it has its number: others that have called
+    /// something else under that number find out. For one thread at a time.
     pub fn announce(&self, signature: Signature, timeout: Option<Duration>) -> Result<Turn> {
         self.check(&signature)?;
         let sequence = lock(&self.orders).of(Class::Ordered, 0).next();
@@ -360,8 +366,8 @@ impl Group {
         self.endpoint.recorder().forget(turn.slot);
     }
 
-    /// A call that was announced is not made, since the devices could not agree. Unless the group has failed with that, its number is
-    /// the next call's, whatever that is.
+    /// A call that was announced is not made, since the devices could not agree. Unless the group has failed
+    /// with that, its number is the next call's, whatever that is.
     pub fn miscarry(&self, turn: &Turn, cause: &Error) -> Error {
         match self.latched() {
             Some(_) => self.endpoint.recorder().end(turn.slot, Progress::Failed),
@@ -401,8 +407,8 @@ impl Group {
         self.endpoint.recorder().end(turn.slot, Progress::Enqueued);
     }
 
-    /// Whether another call waits for the turn of one that has not ended. None of a tag does: what is kept for that goes with
-    /// its last call.
+    /// Whether another call waits for the turn of one that has not ended. None of a tag does: what is kept
+    /// for that goes with its last call.
     pub fn is_followed(&self, turn: &Turn) -> bool {
         turn.class == Class::Ordered && !lock(&self.orders).of(Class::Ordered, 0).queue.is_empty()
     }
@@ -442,8 +448,8 @@ impl Group {
 
     // ---- devices
 
-    /// How the members sit on hosts, if a device exchange could make use of it: on one, sharing memory there, or on
-    /// several, equally many on each, host by host. The same on all members.
+    /// How the members sit on hosts, if a device exchange could make use of it: on one, sharing memory there,
+    /// or on several, equally many on each, host by host. The same on all members.
     pub fn layout(&self) -> Option<Layout> {
         if self.direct.get().is_some() {
             return Layout::new(self.rank, self.size(), self.size());
@@ -465,8 +471,8 @@ impl Group {
         &self.connecting
     }
 
-    /// Nobody will call any more. What streams were given of it before comes to an end all the same: calls at their deadlines at the
-    /// latest, and these and replays of graphs when a rank is lost.
+    /// Nobody will call any more. What streams were given of it before comes to an end all the same: calls at
+    /// their deadlines at the latest, and these and replays of graphs when a rank is lost.
     pub fn see_off(self: &Arc<Self>) {
         if self.endpoint.check_fork().is_ok() && self.is_on_streams() {
             self.endpoint.see_off(self.clone());
@@ -476,7 +482,8 @@ impl Group {
     /// Whether streams still do what they were given, and may not come to its end by themselves.
     pub(super) fn is_on_streams(&self) -> bool {
         let Some(exchange) = self.devices().and_then(Way::exchange) else { return false };
-        // The kernels of one that has failed have been told to leave. Of a device that is lost nobody will know more.
+        // The kernels of one that has failed have been told to leave. Of a device that is lost nobody will
+        // know more.
         self.failure().is_none() && matches!(retry(|| exchange.is_idle()), Ok(false))
     }
 

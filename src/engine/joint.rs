@@ -1,5 +1,5 @@
-//! Local work that several threads of a rank do together: whoever waits and the helpers that have time just then
-//! (`hauling`). Nobody waits for a helper that has not begun.
+//! Local work that several threads of a rank do together: whoever waits and the helpers that have time just
+//! then (`hauling`). Nobody waits for a helper that has not begun.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -12,7 +12,8 @@ pub trait Team {
     /// How many there may be, at least one.
     fn threads(&self) -> usize;
 
-    /// Calls `work` for each part from 0 on, each once, by whichever threads. All have returned when this returns.
+    /// Calls `work` for each part from 0 on, each once, by whichever threads. All have returned when this
+    /// returns.
     fn together(&self, parts: usize, work: &(dyn Fn(usize) + Sync));
 }
 
@@ -53,8 +54,8 @@ pub(super) const FEWEST_PARTS: usize = 4;
 /// What several threads read and write, each another part of it.
 pub(super) struct Shared<T>(pub(super) T);
 
-// SAFETY: it names memory that the threads of the library may use, of which no two have the same part (the promise of
-// whoever makes one).
+// SAFETY: it names memory that the threads of the library may use, of which no two have the same part (the
+// promise of whoever makes one).
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
@@ -89,8 +90,8 @@ pub(super) struct Joint {
     panicked: AtomicBool,
 }
 
-// SAFETY: `work` is called by several threads, which its type allows, and only for parts that are taken before
-// `Joint::finish` has returned, until when it is there (the promise of `Joint::new`).
+// SAFETY: `work` is called by several threads, which its type allows, and only for parts that are taken
+// before `Joint::finish` has returned, until when it is there (the promise of `Joint::new`).
 unsafe impl Send for Joint {}
 // SAFETY: as above.
 unsafe impl Sync for Joint {}

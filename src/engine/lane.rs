@@ -1,4 +1,5 @@
-//! One stream of a link with what is under way on it: frames queued to go out, and the frame that is coming in.
+//! One stream of a link with what is under way on it: frames queued to go out, and the frame that is coming
+//! in.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -17,7 +18,8 @@ pub struct Ticket {
     pub step: u32,
 }
 
-/// The caller's bytes of an outgoing message. They stay valid until the owner of the ticket is told, or cancels.
+/// The caller's bytes of an outgoing message. They stay valid until the owner of the ticket is told, or
+/// cancels.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
     /// First byte.
@@ -76,8 +78,8 @@ impl Payload {
         match self {
             Payload::Owned(bytes) => bytes,
             Payload::Borrowed(source) if source.len == 0 => &[],
-            // SAFETY: a `Source` is valid until its ticket is told or cancelled; both remove this entry or make it
-            // owned first.
+            // SAFETY: a `Source` is valid until its ticket is told or cancelled; both remove this entry or
+            // make it owned first.
             Payload::Borrowed(source) => unsafe { std::slice::from_raw_parts(source.address, source.len) },
         }
     }
@@ -170,7 +172,8 @@ pub struct Lane {
     closed: bool,
     /// Whether the last write did not fit.
     blocked: bool,
-    /// The last read took everything that was there: another would only ask in vain. Holds until that was told once.
+    /// The last read took everything that was there: another would only ask in vain. Holds until that was
+    /// told once.
     drained: bool,
     /// How much to read when the next frame is waited for.
     ahead: usize,
@@ -195,7 +198,8 @@ const GATHERED: usize = 8;
 /// Bytes read ahead from a stream that costs a system call a read.
 const READ_AHEAD: usize = 64 * 1024;
 
-/// The same when frames are large: then the payload is to be read straight to where it goes, not through the buffer.
+/// The same when frames are large: then the payload is to be read straight to where it goes, not through the
+/// buffer.
 const READ_BEFORE_LARGE: usize = 4 * 1024;
 
 /// A frame with this much payload is large: the next one is taken to be too.
@@ -207,7 +211,8 @@ const DIRECT: usize = 16 * 1024;
 /// The same, of a piece of a large message: a load.
 const LOAD: usize = 64 * 1024;
 
-/// Bytes that are hauled in one system call: each direction has its turn, and who wants the lane does not wait long.
+/// Bytes that are hauled in one system call: each direction has its turn, and who wants the lane does not
+/// wait long.
 const HAUL: usize = 256 * 1024;
 
 impl Lane {
@@ -240,7 +245,8 @@ impl Lane {
         }
     }
 
-    /// Leaves loads, the pieces of large messages, to [`Lane::haul`] from here on. Not where data costs no system call.
+    /// Leaves loads, the pieces of large messages, to [`Lane::haul`] from here on. Not where data costs no
+    /// system call.
     pub fn leave_loads(&mut self) {
         self.hauled = self.reads_ahead;
     }
@@ -278,7 +284,8 @@ impl Lane {
         }
     }
 
-    /// Frames that have not been written whole, or of which nobody has been told; one more where nobody has been told of an error.
+    /// Frames that have not been written whole, or of which nobody has been told; one more where nobody has
+    /// been told of an error.
     pub fn backlog(&self) -> usize {
         self.outgoing.len() + self.finished.len() + usize::from(self.refused.is_some())
     }
@@ -325,9 +332,9 @@ impl Lane {
         self.stream.announce()
     }
 
-    /// Writes what fits; `done` is called for each payload that has gone whole, with the key of its message when it was
-    /// a piece. Whether anything was written. An error is told once: nothing is written from there on, but what has come is
-    /// read.
+    /// Writes what fits; `done` is called for each payload that has gone whole, with the key of its message
+    /// when it was a piece. Whether anything was written. An error is told once: nothing is written from
+    /// there on, but what has come is read.
     pub fn flush(&mut self, mut done: impl FnMut(Ticket, Option<Key>)) -> io::Result<bool> {
         let mut moved = false;
         for (ticket, piece) in self.finished.drain(..) {
@@ -453,9 +460,10 @@ impl Lane {
         self.incoming = Some(Incoming { frame, target, filled: 0 });
     }
 
-    /// The owner of `mailbox` is about to let go of its buffers: nothing may touch them from here on. Messages that
-    /// have begun are finished for the stream's sake, from a copy or into nothing. Whether any has begun to go out. `drop` is
-    /// called for each frame of which nothing had gone, with the key of its message when it was a piece.
+    /// The owner of `mailbox` is about to let go of its buffers: nothing may touch them from here on.
+    /// Messages that have begun are finished for the stream's sake, from a copy or into nothing. Whether any
+    /// has begun to go out. `drop` is called for each frame of which nothing had gone, with the key of its
+    /// message when it was a piece.
     pub fn cancel(&mut self, mailbox: u32, frames: Frames, mut drop: impl FnMut(Option<Key>)) -> bool {
         let is_its = |out: &Outgoing| out.ticket.is_some_and(|ticket| ticket.mailbox == mailbox);
         let mut begun = 0;
@@ -531,7 +539,8 @@ impl Lane {
         Ok(count)
     }
 
-    /// Whether there is a load that can be moved and that its hauler has not been told of. Whoever asks tells it.
+    /// Whether there is a load that can be moved and that its hauler has not been told of. Whoever asks tells
+    /// it.
     pub fn offers(&mut self) -> bool {
         let moves = self.has_load_in() && !self.dry || self.has_load_out() && !self.blocked;
         let offers = moves && !self.offered;
@@ -551,7 +560,8 @@ impl Lane {
         self.blocked &= !self.has_load_out();
     }
 
-    /// Moves a part of the loads, each direction's. Whoever has been told of them calls this until there is no more.
+    /// Moves a part of the loads, each direction's. Whoever has been told of them calls this until there is
+    /// no more.
     pub fn haul(&mut self) -> Hauled {
         let mut moved = false;
         if self.has_load_out() {

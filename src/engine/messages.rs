@@ -1,22 +1,25 @@
 //! Keyed transfers between this rank and every other: posted, matched, moved.
 //!
 //! Three ways a message travels, chosen alike on both sides from its length and the kind of link:
-//! - *eager*, up to [`EAGER_SHM_BYTES`] or [`EAGER_TCP_BYTES`]: frame and bytes at once; kept on the heap when nobody has asked yet;
+//! - *eager*, up to [`EAGER_SHM_BYTES`] or [`EAGER_TCP_BYTES`]: frame and bytes at once; kept on the heap
+//!   when nobody has asked yet;
 //! - *streamed*, larger, over TCP: the receiver says [`FrameKind::Ready`] as soon as it has the buffer (for a
 //!   collective, without being asked), and the bytes come in pieces over all lanes, straight into the buffer;
-//! - *pulled*, larger, in shared memory: the sender tells where the bytes are, the receiver copies them out of the
-//!   sender's memory and says [`FrameKind::Done`]; where the kernel forbids that, it says ready instead.
+//! - *pulled*, larger, in shared memory: the sender tells where the bytes are, the receiver copies them out
+//!   of the sender's memory and says [`FrameKind::Done`]; where the kernel forbids that, it says ready
+//!   instead.
 //!
-//! A sender that gives up a message which it has announced withdraws it before it lets go of the bytes, unless its receiver has
-//! taken it: a word beside the ring says at once which was first. [`FrameKind::Withdraw`] follows, which may have to wait for room.
+//! A sender that gives up a message which it has announced withdraws it before it lets go of the bytes,
+//! unless its receiver has taken it: a word beside the ring says at once which was first.
+//! [`FrameKind::Withdraw`] follows, which may have to wait for room.
 //!
-//! `posting` takes what operations ask for, `lanes` reads and writes the streams, `arrival` matches what comes, `streamed`
-//! and `pulled` move what is long; `transfer` is what is kept of each, `peer` what is known of a rank and its link,
-//! `calls` compares calls, `courses` knows which messages of several pieces are under way, `failure` ends what will not end
-//! well.
+//! `posting` takes what operations ask for, `lanes` reads and writes the streams, `arrival` matches what
+//! comes, `streamed` and `pulled` move what is long; `transfer` is what is kept of each, `peer` what is known
+//! of a rank and its link, `calls` compares calls, `courses` knows which messages of several pieces are under
+//! way, `failure` ends what will not end well.
 //!
-//! Everything here runs under the endpoint's lock. Addresses are kept until the transfer has ended or its mailbox has
-//! been cancelled, never longer.
+//! Everything here runs under the endpoint's lock. Addresses are kept until the transfer has ended or its
+//! mailbox has been cancelled, never longer.
 
 mod arrival;
 mod calls;
@@ -54,15 +57,15 @@ use super::pairs::{From, Pairs};
 use super::shelf::Shelf;
 use super::wire::{Frame, FrameKind, Key};
 
-/// The longest message that is sent through shared memory before the receiver has asked for it: a longer one is better
-/// copied once than twice.
+/// The longest message that is sent through shared memory before the receiver has asked for it: a longer one
+/// is better copied once than twice.
 pub const EAGER_SHM_BYTES: usize = 64 * 1024;
 
 /// The same over TCP: what asking costs is lost in the time that a longer one takes.
 pub const EAGER_TCP_BYTES: usize = 256 * 1024;
 
-/// Messages that arrive before anybody asked may take this much memory in all; then the streams of peers that nobody
-/// waits for are left unread.
+/// Messages that arrive before anybody asked may take this much memory in all; then the streams of peers that
+/// nobody waits for are left unread.
 const UNEXPECTED_BYTES: usize = 256 * 1024 * 1024;
 
 /// What one of them takes beside its bytes, about: its places in the tables. Most of it, if it is short.
@@ -80,7 +83,8 @@ pub struct Mailbox {
     pub done: Vec<u32>,
     /// The first thing that went wrong.
     pub failed: Option<Failure>,
-    /// Of a message of send and receive: the rank of the endpoint on the other side, and the message's number.
+    /// Of a message of send and receive: the rank of the endpoint on the other side, and the message's
+    /// number.
     pub source: Option<(u32, u32)>,
     live: bool,
     /// Who is to be told when something comes.
@@ -132,7 +136,8 @@ pub struct Messages {
     unexpected_limit: usize,
     /// Peers whose lanes are left unread.
     held: Vec<u32>,
-    /// When memory is asked for again that there was not. Until then nothing is read from those who sent what needs it.
+    /// When memory is asked for again that there was not. Until then nothing is read from those who sent what
+    /// needs it.
     pub asks_again_at: Option<Instant>,
     /// Lanes that the bell should watch for something else than it does.
     restless: Vec<(u32, u32)>,
@@ -216,8 +221,8 @@ impl Messages {
         self.free.push(mailbox);
     }
 
-    /// Ends the mailbox of an operation that gives up: no transfer of it touches its memory after this. What becomes of what it
-    /// has sent and has not come to its end.
+    /// Ends the mailbox of an operation that gives up: no transfer of it touches its memory after this. What
+    /// becomes of what it has sent and has not come to its end.
     pub fn cancel(&mut self, mailbox: u32) -> Remains {
         let receives = |(key, entry): (&Transfer, &Receiving)| entry.is_of(mailbox).then_some(*key);
         let received: Vec<Transfer> = self.receiving.iter().filter_map(receives).collect();
@@ -228,8 +233,8 @@ impl Messages {
         self.give_up(mailbox, &received, &sent, (peers, Frames::Any))
     }
 
-    /// As [`Messages::cancel`], of an operation that has one message, with this channel: `transfer` if it has found its other side.
-    /// Takes no longer for others that are under way.
+    /// As [`Messages::cancel`], of an operation that has one message, with this channel: `transfer` if it has
+    /// found its other side. Takes no longer for others that are under way.
     pub fn cancel_one(&mut self, mailbox: u32, channel: (u64, u64), transfer: Option<Transfer>) -> Remains {
         let Some(transfer) = transfer else {
             self.pairs.cancel_in(channel, mailbox, |from| await_no_more(&mut self.peers, from));
@@ -315,15 +320,16 @@ impl Messages {
         }
     }
 
-    /// Takes the announcement of a message back; if it has left, its withdrawal follows it. Unless the receiver has taken the message:
-    /// it has said so, but that may have to wait for room, or to be read.
+    /// Takes the announcement of a message back; if it has left, its withdrawal follows it. Unless the
+    /// receiver has taken the message: it has said so, but that may have to wait for room, or to be read.
     fn withdraw(&mut self, peer: u32, announcement: &Frame) -> Remains {
         let slot = &self.peers[peer as usize];
         let Some(mut lane) = slot.lanes.first().map(|lane| lane.lock()) else { return Remains::Nothing };
         if !lane.stream().withdraw(announcement.announced) {
             return Remains::Whole;
         }
-        // It would else go out some day, and its withdrawal behind it: a peer that does not read would have them heap up here.
+        // It would else go out some day, and its withdrawal behind it: a peer that does not read would have
+        // them heap up here.
         if !matches!(slot.state, PeerState::Open) || lane.take_back(announcement) {
             return Remains::Nothing;
         }

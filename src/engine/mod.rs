@@ -1,9 +1,11 @@
 //! Runs schedules over links, and direct exchanges in shared memory.
 //!
-//! `wire` is what a message looks like, `messages` matches and moves them, `executor` runs a schedule over messages,
-//! `direct` exchanges through the segments of one host, `device` through the memory of its GPUs, `staged` brings device
-//! memory to the host's engine and back, `endpoint` owns all of it for one rank of one job and is where
-//! threads wait, `callbacks` calls what a program wants called at an operation's end, `hauling` has several threads move long messages, `joint` has them share local work. `bootstrap` makes an endpoint out of a store.
+//! `wire` is what a message looks like, `messages` matches and moves them, `executor` runs a schedule over
+//! messages, `direct` exchanges through the segments of one host, `device` through the memory of its GPUs,
+//! `staged` brings device memory to the host's engine and back, `endpoint` owns all of it for one rank of one
+//! job and is where threads wait, `callbacks` calls what a program wants called at an operation's end,
+//! `hauling` has several threads move long messages, `joint` has them share local work. `bootstrap` makes an
+//! endpoint out of a store.
 
 pub mod bootstrap;
 pub mod callbacks;

@@ -1,5 +1,5 @@
-//! Operations that have something else done before the first look at them and behind each. What is much is done in parts, one a
-//! look: so whoever moves the operation is not held up.
+//! Operations that have something else done before the first look at them and behind each. What is much is
+//! done in parts, one a look: so whoever moves the operation is not held up.
 
 #![forbid(unsafe_code)]
 
@@ -26,8 +26,9 @@ pub struct Observed<O, F> {
 pub type First = Box<dyn FnMut() -> bool + Send>;
 
 impl<O, F> Observed<O, F> {
-    /// `operation`, with `first` before the first look, when its turn has come, and `then` behind each. That says whether it is
-    /// done with the answer; with an end with which it is not, it is called again in the next look.
+    /// `operation`, with `first` before the first look, when its turn has come, and `then` behind each. That
+    /// says whether it is done with the answer; with an end with which it is not, it is called again in the
+    /// next look.
     pub fn new(operation: O, first: Option<First>, then: F) -> Observed<O, F> {
         Observed { operation, first, then, ended: None, at_work: false }
     }

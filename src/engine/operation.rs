@@ -21,9 +21,11 @@ pub struct Completion {
     pub source: Option<u32>,
 }
 
-/// Something that moves on when it is looked at. A method with a default is forwarded in `impl Operation for Box` below, too.
+/// Something that moves on when it is looked at. A method with a default is forwarded in
+/// `impl Operation for Box` below, too.
 pub trait Operation: Send {
-    /// Moves on as far as it can without waiting; not for long, if it can stop in the middle ([`Operation::is_at_work`]).
+    /// Moves on as far as it can without waiting; not for long, if it can stop in the middle
+    /// ([`Operation::is_at_work`]).
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>>;
 
     /// Gives up. Nothing touches the caller's memory after this.
@@ -38,7 +40,8 @@ pub trait Operation: Send {
     /// The ranks of the group that it waits for, for a person who wants to know why it takes so long.
     fn waits_for(&self, group: &Group) -> Vec<u32>;
 
-    /// Begins what touches no other rank and may come before its turn. Called while it waits for that, if it does.
+    /// Begins what touches no other rank and may come before its turn. Called while it waits for that, if it
+    /// does.
     fn prepare(&mut self, _group: &Group) {}
 
     /// The mailbox in which all comes that it waits for, when a look at it has been in vain.
@@ -46,14 +49,14 @@ pub trait Operation: Send {
         None
     }
 
-    /// Whether all that is left of it concerns this rank alone, and nothing of the next call can come before that where it matters:
-    /// that one may have its turn.
+    /// Whether all that is left of it concerns this rank alone, and nothing of the next call can come before
+    /// that where it matters: that one may have its turn.
     fn has_exchanged(&self) -> bool {
         false
     }
 
-    /// Whether the last look has stopped in the middle of long work, so that deadlines, failures and other operations have
-    /// their turn: nothing has to come before the next look.
+    /// Whether the last look has stopped in the middle of long work, so that deadlines, failures and other
+    /// operations have their turn: nothing has to come before the next look.
     fn is_at_work(&self) -> bool {
         false
     }
@@ -73,7 +76,8 @@ pub trait Operation: Send {
         self.through() == Through::Device
     }
 
-    /// How far it has come on this rank and what it waits for here, if that may be something else than ranks; for a person.
+    /// How far it has come on this rank and what it waits for here, if that may be something else than ranks;
+    /// for a person.
     fn standing(&self) -> Option<String> {
         None
     }
@@ -167,7 +171,8 @@ impl Exits {
     }
 }
 
-/// How long whoever moves an operation may take to end it, once it has failed, before it is taken to be held up.
+/// How long whoever moves an operation may take to end it, once it has failed, before it is taken to be held
+/// up.
 const HELD_UP: Duration = Duration::from_secs(1);
 
 /// How long what the others had sent may take to come, when the process has said goodbye to them.
@@ -191,7 +196,8 @@ pub struct Running {
     active: AtomicBool,
     /// and has gone to the next call.
     passed: AtomicBool,
-    /// Whether the endpoint does not look at it until something comes for it. Changed with the endpoint's list locked.
+    /// Whether the endpoint does not look at it until something comes for it. Changed with the endpoint's
+    /// list locked.
     dormant: AtomicBool,
     done: AtomicBool,
     ending: Mutex<Ending>,
@@ -204,7 +210,8 @@ pub struct Running {
 enum Stage {
     Running {
         operation: Box<dyn Operation>,
-        /// When it compares itself with the calls of those that it waits for: some time after its turn has come, then seldom.
+        /// When it compares itself with the calls of those that it waits for: some time after its turn has
+        /// come, then seldom.
         compare_at: Deadline,
         /// Whether it has been moved.
         begun: bool,
@@ -314,7 +321,8 @@ impl Running {
         self.call.gives_up_at()
     }
 
-    /// Whether it will not have its turn any more: it would have been given up by `now`, if what runs before it is not late, too.
+    /// Whether it will not have its turn any more: it would have been given up by `now`, if what runs before
+    /// it is not late, too.
     pub fn gives_up(&self, now: Instant) -> bool {
         self.gives_up_at().expired_by(now)
     }
@@ -329,8 +337,9 @@ impl Running {
         self.dormant.store(dormant, Ordering::SeqCst);
     }
 
-    /// If all that it waits for comes to its mailbox, has `lie_down` called, with the moment when it is to be looked at whatever comes;
-    /// and then `sleeper` told of what does, if that says so. Nobody moves it meanwhile.
+    /// If all that it waits for comes to its mailbox, has `lie_down` called, with the moment when it is to be
+    /// looked at whatever comes; and then `sleeper` told of what does, if that says so. Nobody moves it
+    /// meanwhile.
     pub fn lie_down(&self, sleeper: u64, lie_down: impl FnOnce(Deadline) -> bool) {
         let Ok(stage) = self.stage.try_lock() else { return };
         let Stage::Running { operation, compare_at, has_worked: false, .. } = &*stage else { return };
@@ -373,7 +382,8 @@ impl Running {
         self.active.store(true, Ordering::SeqCst);
         let has_ended = matches!(*stage, Stage::Over);
         drop(stage);
-        // Against one that lets it lie dormant meanwhile: either this sees that, or that sees that its turn has come.
+        // Against one that lets it lie dormant meanwhile: either this sees that, or that sees that its turn
+        // has come.
         if self.is_dormant() {
             self.group.endpoint().awaken(self);
         }
@@ -397,12 +407,14 @@ impl Running {
         let mut standing = None;
         let result = match &mut *stage {
             Stage::Over => return Look::Over(()),
-            // Asking takes a while, and this may be the thread that the answers come through: it does not wait for them.
+            // Asking takes a while, and this may be the thread that the answers come through: it does not
+            // wait for them.
             Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return Look::Waits,
             Stage::Overdue(inquiry) => Err(self.group.overdue(&self.call, inquiry)),
             Stage::Running { operation, compare_at, begun, has_worked } => {
-                // What had not begun when its group failed does not begin: a call that failed before its first step has left a number of
-                // those that ranks count for themselves, which this one would take.
+                // What had not begun when its group failed does not begin: a call that failed before its
+                // first step has left a number of those that ranks count for themselves, which this one would
+                // take.
                 let refused = if *begun { None } else { self.group.failure() };
                 *begun = true;
                 let result = match refused {
@@ -454,8 +466,9 @@ impl Running {
         Look::Over(())
     }
 
-    /// Ends it if its group has failed, also before its turn: whoever moves the call that has the turn may be held up in the driver,
-    /// which may wait for a stream that waits for this one. Only for one that asks no driver.
+    /// Ends it if its group has failed, also before its turn: whoever moves the call that has the turn may be
+    /// held up in the driver, which may wait for a stream that waits for this one. Only for one that asks no
+    /// driver.
     pub fn end_in_failure(&self) {
         let Ok(mut stage) = self.stage.try_lock() else { return };
         let (Stage::Running { operation, .. }, Some(error)) = (&mut *stage, self.group.failure()) else {
@@ -496,8 +509,9 @@ impl Running {
         self.has_courier || self.exits.as_ref().is_some_and(|exits| exits.any())
     }
 
-    /// Looks whether an operation on a device that has failed does not end, since nobody comes back from the driver who
-    /// could end it. Then streams stop waiting for it: that may be what the driver waits for. Makes no driver call.
+    /// Looks whether an operation on a device that has failed does not end, since nobody comes back from the
+    /// driver who could end it. Then streams stop waiting for it: that may be what the driver waits for.
+    /// Makes no driver call.
     pub fn oversee(&self) {
         let Some(exits) = self.exits.as_ref().filter(|_| !self.done.load(Ordering::Acquire)) else { return };
         let late = self.active.load(Ordering::Acquire) && self.call.deadline.expired();
@@ -524,7 +538,8 @@ impl Running {
         }
     }
 
-    /// Ends it with `Aborted` before its time; a send that goes whole all the same, as complete. Whether it was running.
+    /// Ends it with `Aborted` before its time; a send that goes whole all the same, as complete. Whether it
+    /// was running.
     pub fn cancel(&self) -> bool {
         let mut stage = lock(&self.stage);
         let Stage::Running { operation, .. } = &mut *stage else { return false };
@@ -555,7 +570,8 @@ impl Running {
         if had_turn {
             self.pass_on();
         }
-        // The endpoint's list holds this, and this holds the endpoint: the circle ends here, whoever moved it last.
+        // The endpoint's list holds this, and this holds the endpoint: the circle ends here, whoever moved it
+        // last.
         self.group.endpoint().disown(self);
         let mut ending = lock(&self.ending);
         ending.result = Some(result.clone());
@@ -650,8 +666,8 @@ impl Running {
         self.through == Through::Messages
     }
 
-    /// Waits in this thread, moving it and everything else, until `is_over` or the deadline has passed. For what
-    /// [is by messages](Running::is_by_messages), in the process that made it.
+    /// Waits in this thread, moving it and everything else, until `is_over` or the deadline has passed. For
+    /// what [is by messages](Running::is_by_messages), in the process that made it.
     pub fn wait_until(&self, deadline: Deadline, mut is_over: impl FnMut() -> bool) {
         self.group.endpoint().follow(deadline, self.through, || self.look_for(|| is_over().then_some(())));
     }

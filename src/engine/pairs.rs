@@ -1,8 +1,9 @@
-//! Which message goes to which receive, for send and receive: in the order of arrival and the order of the calls.
+//! Which message goes to which receive, for send and receive: in the order of arrival and the order of the
+//! calls.
 //!
-//! The sender numbers its messages, but the numbers only name them. A receive takes the first message that has come, or
-//! will come, from its rank with its tag; so a receive that gives up, or a send that is withdrawn, leaves the pair in
-//! step.
+//! The sender numbers its messages, but the numbers only name them. A receive takes the first message that
+//! has come, or will come, from its rank with its tag; so a receive that gives up, or a send that is
+//! withdrawn, leaves the pair in step.
 
 #![forbid(unsafe_code)]
 
@@ -89,7 +90,8 @@ impl<T> Pairs<T> {
         message
     }
 
-    /// A receive waits for its message, or again if that was withdrawn: behind those that were called before it.
+    /// A receive waits for its message, or again if that was withdrawn: behind those that were called before
+    /// it.
     pub fn wait(&mut self, channel: Channel, waiting: Waiting<T>) {
         let receives = self.waiting.entry(channel).or_default();
         let behind = receives.partition_point(|other| other.place < waiting.place);
@@ -200,7 +202,8 @@ mod tests {
     fn receives_whose_messages_are_withdrawn_keep_their_order() {
         let mut pairs = pairs((0..4).map(|mailbox| (mailbox, From::Rank(3))));
         let taken: Vec<_> = (0..3).filter_map(|number| pairs.arrive(3, CHANNEL, number)).collect();
-        // In the order of the calls and not, with one in between that has its message, and one behind that waits.
+        // In the order of the calls and not, with one in between that has its message, and one behind that
+        // waits.
         for order in [[0, 2], [2, 0]] {
             for index in order {
                 let Waiting { ref from, place, ticket, .. } = taken[index];

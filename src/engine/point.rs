@@ -1,9 +1,10 @@
 //! Send, receive, receive from any: one message each.
 //!
-//! A message that is longer than a piece travels as several, which both sides know from its length. The first is matched as
-//! any message is. It says which message of its sender's the receive has taken, and the others are named by that and their
-//! number ([`Course`]). So each side needs no more memory than some pieces take, and may load or store one while another
-//! travels. The sender sends the others when the first has been taken.
+//! A message that is longer than a piece travels as several, which both sides know from its length. The first
+//! is matched as any message is. It says which message of its sender's the receive has taken, and the others
+//! are named by that and their number ([`Course`]). So each side needs no more memory than some pieces take,
+//! and may load or store one while another travels. The sender sends the others when the first has been
+//! taken.
 
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -38,8 +39,8 @@ pub enum Message {
         /// Where to.
         into: Destination,
     },
-    /// From whichever rank sends first: the message of theirs that comes first, or has come first of those that nobody
-    /// has taken.
+    /// From whichever rank sends first: the message of theirs that comes first, or has come first of those
+    /// that nobody has taken.
     ReceiveAny {
         /// Of these ranks; `None`: of the group.
         of: Option<Arc<[u32]>>,
@@ -78,8 +79,8 @@ enum State {
 }
 
 impl Point {
-    /// Posts the message at once, so that messages of one pair and tag keep the order of the calls; a send behind others
-    /// that have not been posted, as soon as they have. Pieces have `piece` bytes.
+    /// Posts the message at once, so that messages of one pair and tag keep the order of the calls; a send
+    /// behind others that have not been posted, as soon as they have. Pieces have `piece` bytes.
     ///
     /// # Safety
     /// The message's memory stays valid until the operation has ended or is abandoned.
@@ -227,9 +228,9 @@ impl Point {
             return goes && matches!(self.message, Message::Send { .. });
         }
         let mut course = self.course(group, peer, sequence);
-        // A receive that has its message has let the sender know: what comes of the first piece is thrown away here, and
-        // the sender takes it for taken. A send, if any of it has gone: the receiver may have all of the first piece before
-        // it reads that it is withdrawn.
+        // A receive that has its message has let the sender know: what comes of the first piece is thrown
+        // away here, and the sender takes it for taken. A send, if any of it has gone: the receiver may have
+        // all of the first piece before it reads that it is withdrawn.
         course.told = course.sends && !taken && remains == Remains::Nothing;
         false
     }
@@ -290,7 +291,8 @@ impl Operation for Point {
         let _ = self.cancel(group);
     }
 
-    /// A send of which a part has gone and the rest goes from a copy is complete: its receiver gets it, and is not to get it twice.
+    /// A send of which a part has gone and the rest goes from a copy is complete: its receiver gets it, and
+    /// is not to get it twice.
     fn cancel(&mut self, group: &Group) -> Option<Completion> {
         let goes = match std::mem::replace(&mut self.state, State::Ended) {
             State::Posted(mailbox) => self.abandon_first(group, mailbox),
@@ -361,8 +363,9 @@ fn first_key((group, tag): (u64, u64), sequence: u32) -> Key {
 /// How long after that word the failure of the group, which may be why, is the better cause.
 const DOUBT: Duration = Duration::from_millis(100);
 
-/// A message of which both sides know that the other has it too: its first piece has been taken. If it is let go of
-/// before all pieces have come to their end, the other side is told. What comes for it later is dropped.
+/// A message of which both sides know that the other has it too: its first piece has been taken. If it is let
+/// go of before all pieces have come to their end, the other side is told. What comes for it later is
+/// dropped.
 pub struct Course {
     /// As the endpoint counts.
     peer: u32,
@@ -399,7 +402,8 @@ impl Drop for Course {
         if self.behind == 0 || self.endpoint.check_fork().is_err() {
             return;
         }
-        // A failure of the group is told to all its members: that is why, and it may take longer than this word.
+        // A failure of the group is told to all its members: that is why, and it may take longer than this
+        // word.
         let tells = self.left > 0 && !self.told && !self.endpoint.has_failed(self.key.group);
         let mut messages = self.endpoint.messages();
         messages.end_course(self.peer, self.key, self.sends, self.left == 0);
@@ -520,7 +524,8 @@ impl Pieces {
         Pieces { message, piece, place, course: Arc::default() }
     }
 
-    /// Begins the next piece, whose memory begins at `address`. A piece that is the whole message may be longer than others.
+    /// Begins the next piece, whose memory begins at `address`. A piece that is the whole message may be
+    /// longer than others.
     ///
     /// # Safety
     /// The memory stays valid until the operation has ended or is abandoned. The piece before it has ended.

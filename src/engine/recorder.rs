@@ -1,5 +1,5 @@
-//! The flight recorder: a rank's last calls, in its shared segment, so that others can read what it was doing even
-//! when its process is stopped. Writing an entry is a few relaxed stores.
+//! The flight recorder: a rank's last calls, in its shared segment, so that others can read what it was doing
+//! even when its process is stopped. Writing an entry is a few relaxed stores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -108,8 +108,8 @@ impl Recorder {
         self.record(key, signature, self.wall(called), Progress::Running)
     }
 
-    /// Records calls that follow each other, the first of which `key` names, given to a stream at `called`: where `last` is, behind
-    /// those `before`.
+    /// Records calls that follow each other, the first of which `key` names, given to a stream at `called`:
+    /// where `last` is, behind those `before`.
     pub fn enqueued(&self, key: Key, before: &[Signature], last: Signature, called: Instant) -> Slot {
         let began = self.wall(called);
         let record = |place: usize, signature| {
@@ -193,13 +193,15 @@ impl Recorder {
             .find(|entry| entry.group == group && entry.progress == Progress::Running)
     }
 
-    /// The call of this rank that runs in the group other than `group` in which it has called something last, of those in which any does.
+    /// The call of this rank that runs in the group other than `group` in which it has called something last,
+    /// of those in which any does.
     pub fn running_beside(&self, group: u64) -> Option<Entry> {
         let last = self.find(|entry| entry.group != group && entry.progress == Progress::Running)?;
         self.running(last.group)
     }
 
-    /// The last group that this rank makes, or shares something with for the first time, and has not done with: its call there.
+    /// The last group that this rank makes, or shares something with for the first time, and has not done
+    /// with: its call there.
     pub fn setting_up(&self) -> Option<Entry> {
         self.find(|entry| entry.class == Class::Internal && entry.progress == Progress::Running)
     }
@@ -209,7 +211,8 @@ impl Recorder {
         (self.next.load(Ordering::Relaxed) > ENTRIES as u64).then_some(ENTRIES)
     }
 
-    /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such names.
+    /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such
+    /// names.
     pub fn call(&self, key: Key) -> Option<Signature> {
         let same = |entry: &Entry| {
             (entry.group, entry.class, entry.tag, entry.sequence)
@@ -229,8 +232,8 @@ impl Recorder {
 
     fn entry(&self, number: u64) -> &[AtomicU64; WORDS] {
         let area = self.segment.recorder();
-        // SAFETY: the area is RECORDER_BYTES long, aligned to 64 and lives as long as the segment, which `self`
-        // holds. It is only ever accessed as atomic words.
+        // SAFETY: the area is RECORDER_BYTES long, aligned to 64 and lives as long as the segment, which
+        // `self` holds. It is only ever accessed as atomic words.
         unsafe { &*area.as_ptr().cast::<[AtomicU64; WORDS]>().add(number as usize % ENTRIES) }
     }
 }

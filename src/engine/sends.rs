@@ -1,7 +1,8 @@
 //! The order of sends whose bytes are not there yet.
 //!
-//! Messages of one pair and tag arrive in the order of the calls. A send from device memory is posted only when its bytes
-//! have come to the host; sends to the same rank with the same tag that are called meanwhile wait behind it.
+//! Messages of one pair and tag arrive in the order of the calls. A send from device memory is posted only
+//! when its bytes have come to the host; sends to the same rank with the same tag that are called meanwhile
+//! wait behind it.
 
 #![forbid(unsafe_code)]
 

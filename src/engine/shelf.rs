@@ -21,8 +21,8 @@ impl Shelved {
     }
 }
 
-/// Keeps the memory of large messages for the next ones: what the allocator hands out afresh costs a fault a page, more
-/// than moving the bytes.
+/// Keeps the memory of large messages for the next ones: what the allocator hands out afresh costs a fault a
+/// page, more than moving the bytes.
 #[derive(Debug, Default)]
 pub struct Shelf(Vec<Box<[u8]>>);
 

@@ -1,6 +1,6 @@
-//! How many calls each tag has had, of those that have none now. Programs count their tags up and use each once, or a few times; some
-//! have one counter for calls of several kinds. So neighbours are kept by the stretch, and stretches that are alike, one behind the
-//! other, as one.
+//! How many calls each tag has had, of those that have none now. Programs count their tags up and use each
+//! once, or a few times; some have one counter for calls of several kinds. So neighbours are kept by the
+//! stretch, and stretches that are alike, one behind the other, as one.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Spent([Runs; 2]);
 
-/// Where a tag is: neighbours are tags that a program may use one after the other, for calls of one kind or of several.
+/// Where a tag is: neighbours are tags that a program may use one after the other, for calls of one kind or
+/// of several.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     family: Family,
@@ -32,14 +33,16 @@ const SLOT_BITS: u32 = 24;
 /// The bits above these are a call's kind, as in the slots of gloo.
 const KIND_BITS: u32 = 56;
 
-/// So many neighbours are a stretch: what a program repeats after 2 to 8 calls, or after 10, 12 or 14, looks alike in all of them.
+/// So many neighbours are a stretch: what a program repeats after 2 to 8 calls, or after 10, 12 or 14, looks
+/// alike in all of them.
 const STRETCH: u64 = 840;
 
 /// Those of a family, by the numbers of their first stretches.
 #[derive(Debug, Default)]
 struct Runs {
     runs: BTreeMap<u64, Run>,
-    /// The stretch that was left without counts last. One that still has none stays, since the next call of its tag comes back to it.
+    /// The stretch that was left without counts last. One that still has none stays, since the next call of
+    /// its tag comes back to it.
     hollow: Option<u64>,
 }
 

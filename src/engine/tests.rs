@@ -321,7 +321,8 @@ fn tags_that_are_used_once_leave_nothing_behind() {
     drop(other);
 }
 
-/// As PyTorch calls gloo: one counter for calls of all kinds, whose tags lie apart, and some of them are made of two.
+/// As PyTorch calls gloo: one counter for calls of all kinds, whose tags lie apart, and some of them are made
+/// of two.
 #[test]
 fn tags_of_several_kinds_that_share_a_counter_leave_nothing_behind() {
     let [group, other] = pair(true);
@@ -366,8 +367,8 @@ fn direct_pair() -> [Arc<Group>; 2] {
     groups
 }
 
-/// Sharing memory fails here when others know already where this rank's board is: what they write there later, if they
-/// could agree, must not be in what is at that place then.
+/// Sharing memory fails here when others know already where this rank's board is: what they write there
+/// later, if they could agree, must not be in what is at that place then.
 #[test]
 fn a_board_that_others_know_is_not_handed_out_again() {
     for misplaced in [false, true] {

@@ -1,8 +1,8 @@
 //! The frame that precedes every message on a stream: 64 bytes, little-endian.
 //!
-//! A frame names its transfer by a [`Key`], so that independent operations share a stream and match by key, never by
-//! luck; and it carries the [`Signature`] of the call that it belongs to, so that a receiver notices at once when the
-//! ranks have called different things, and can say which.
+//! A frame names its transfer by a [`Key`], so that independent operations share a stream and match by key,
+//! never by luck; and it carries the [`Signature`] of the call that it belongs to, so that a receiver notices
+//! at once when the ranks have called different things, and can say which.
 
 #![forbid(unsafe_code)]
 
@@ -37,10 +37,11 @@ pub struct Key {
     pub group: u64,
     /// The caller's tag; 0 where there is none.
     pub tag: u64,
-    /// The number of the operation among those of (group, class, tag); for send and receive, of the ordered pair.
+    /// The number of the operation among those of (group, class, tag); for send and receive, of the ordered
+    /// pair.
     pub sequence: u32,
-    /// The message within the operation: the number of its piece in the upper half, in the lower that of the message within the
-    /// piece.
+    /// The message within the operation: the number of its piece in the upper half, in the lower that of the
+    /// message within the piece.
     pub slot: u64,
     /// See [`Class`].
     pub class: Class,
@@ -76,8 +77,8 @@ pub enum FrameKind {
     Refuse = 5,
     /// The sender gives up a large message that it has announced.
     Withdraw = 6,
-    /// The receiver does not take a large message that it was told of; why is in `offset`: what the kernel said when it
-    /// read, or 0 when its group is gone; or, with bit 32 set, the sender cannot read it either.
+    /// The receiver does not take a large message that it was told of; why is in `offset`: what the kernel
+    /// said when it read, or 0 when its group is gone; or, with bit 32 set, the sender cannot read it either.
     Decline = 7,
 }
 
@@ -96,15 +97,16 @@ pub struct Frame {
     pub offset: u64,
     /// Bytes that follow this frame on the stream.
     pub length: u32,
-    /// Request: the number under which it stands announced ([`Stream::announce`]), if the message may be pulled. Travels with that alone.
+    /// Request: the number under which it stands announced ([`Stream::announce`]), if the message may be
+    /// pulled. Travels with that alone.
     ///
     /// [`Stream::announce`]: crate::transport::Stream::announce
     pub announced: u32,
 }
 
 impl Frame {
-    /// The bytes that travel. Kind and class share one, lengths and addresses have as many as memory needs, and the number of what is
-    /// announced is where others, behind which bytes follow, have their length.
+    /// The bytes that travel. Kind and class share one, lengths and addresses have as many as memory needs,
+    /// and the number of what is announced is where others, behind which bytes follow, have their length.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut bytes = [0; FRAME_BYTES];
         bytes[0] = self.kind as u8 | (self.key.class as u8) << 4;
@@ -183,8 +185,8 @@ impl Frame {
 /// Marks a frame, so that a stream out of step is noticed before its lengths are believed.
 const MAGIC: [u8; 2] = [0x75, 0x6e];
 
-/// The longest message that a frame tells of, longer than any memory. What claims to be longer is told as this long, and is of no length
-/// that a receiver has.
+/// The longest message that a frame tells of, longer than any memory. What claims to be longer is told as
+/// this long, and is of no length that a receiver has.
 const LONGEST: u64 = (1 << 48) - 1;
 
 #[cfg(test)]

@@ -47,8 +47,8 @@ pub enum unisono_collective {
 /// How a collective is carried out: one of enum unisono_algorithm_kind.
 pub type unisono_algorithm_kind_t = i32;
 
-/// The values of unisono_algorithm_kind_t. The numbers never change. An algorithm that does not serve an operation is
-/// UNISONO_INVALID_ARGUMENT, and the text names those that do.
+/// The values of unisono_algorithm_kind_t. The numbers never change. An algorithm that does not serve an
+/// operation is UNISONO_INVALID_ARGUMENT, and the text names those that do.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_algorithm_kind {
@@ -60,8 +60,8 @@ pub enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_ONE_SHOT = 2,
     /// Everybody reduces its part, then all gather: the fewest bytes in two rounds.
     UNISONO_ALGORITHM_TWO_SHOT = 3,
-    /// Round the ring. Reductions are in the order of the ring, not the canonical one: their bits differ from those of the
-    /// other algorithms, and from one number of elements to another.
+    /// Round the ring. Reductions are in the order of the ring, not the canonical one: their bits differ from
+    /// those of the other algorithms, and from one number of elements to another.
     UNISONO_ALGORITHM_RING = 4,
     /// Round the ring, in pieces. The order of reductions is that of the ring.
     UNISONO_ALGORITHM_RING_CHUNKED = 5,
@@ -91,23 +91,23 @@ pub enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_DISSEMINATION = 17,
     /// To rank 0 and back.
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
-    /// Inside the hosts, across them, inside again. Reductions have the order of the others if there is one host, or each but the
-    /// last has a power of two of ranks.
+    /// Inside the hosts, across them, inside again. Reductions have the order of the others if there is one
+    /// host, or each but the last has a power of two of ranks.
     UNISONO_ALGORITHM_HIERARCHICAL = 19,
-    /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
-    /// pointers.
+    /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it
+    /// copies to its other pointers.
     UNISONO_ALGORITHM_ONE_TO_ALL = 20,
     /// Broadcast on device memory, by GPUs that reach each other: all read the root's input, at once.
     UNISONO_ALGORITHM_BROADCAST_ONE_STAGE = 21,
-    /// The same: each reads a part of the root's input, and then the others' parts from the others. Between two ranks: one
-    /// stage.
+    /// The same: each reads a part of the root's input, and then the others' parts from the others. Between
+    /// two ranks: one stage.
     UNISONO_ALGORITHM_BROADCAST_TWO_STAGE = 22,
     /// The same, in two stages from 3 ranks and 6 MiB up, or from 5 ranks and 2 MiB; else in one.
     UNISONO_ALGORITHM_BROADCAST_STAGES = 23,
 }
 
-/// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended by
-/// unisono_algorithm_destroy.
+/// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended
+/// by unisono_algorithm_destroy.
 pub struct unisono_algorithm_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -121,8 +121,8 @@ pub(super) struct AlgorithmHandle {
     name: CString,
 }
 
-/// What an algorithm object is made from. Start from UNISONO_ALGORITHM_OPTIONS_INIT; what is zero or NULL is unset. The struct and
-/// its lists are read during the creation only; the buffers are in use by every run.
+/// What an algorithm object is made from. Start from UNISONO_ALGORITHM_OPTIONS_INIT; what is zero or NULL is
+/// unset. The struct and its lists are read during the creation only; the buffers are in use by every run.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct unisono_algorithm_options_t {
@@ -132,20 +132,22 @@ pub struct unisono_algorithm_options_t {
     pub collective: i32,
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     pub algorithm: i32,
-    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
-    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result. Any two are
-    /// apart or the same: others are UNISONO_INVALID_ARGUMENT.
-    /// Others: the first is sent and the second received, with the sizes of the function of that name; what that ignores may be NULL
-    /// here, too. Barrier: none.
+    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any
+    /// GPUs). Allreduce, reduce and broadcast: each of `count` elements; they are combined here first, and
+    /// each receives the result. Any two are apart or the same: others are UNISONO_INVALID_ARGUMENT. Others:
+    /// the first is sent and the second received, with the sizes of the function of that name; what that
+    /// ignores may be NULL here, too. Barrier: none.
     pub pointers: *const *mut c_void,
-    /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks together, every rank
-    /// has the same number: others are UNISONO_MISMATCH. So are, where floats shorter than 4 bytes are combined, ranks with one
-    /// buffer beside ranks with several: every rank has one, or every rank has several, in whatever numbers; and so with
-    /// UNISONO_PREMULSUM in device memory, of any type.
+    /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks
+    /// together, every rank has the same number: others are UNISONO_MISMATCH. So are, where floats shorter
+    /// than 4 bytes are combined, ranks with one buffer beside ranks with several: every rank has one, or
+    /// every rank has several, in whatever numbers; and so with UNISONO_PREMULSUM in device memory, of any
+    /// type.
     pub pointer_count: u64,
-    /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run starts when they have
-    /// come to it, and what they are given afterwards finds the result; errors after that are the context's. Without, a
-    /// run comes after what the devices' default streams were given, and is complete on return.
+    /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run
+    /// starts when they have come to it, and what they are given afterwards finds the result; errors after
+    /// that are the context's. Without, a run comes after what the devices' default streams were given, and
+    /// is complete on return.
     pub streams: *const *mut CUstream_st,
     /// Elements, as in the function of that name.
     pub count: u64,
@@ -159,18 +161,20 @@ pub struct unisono_algorithm_options_t {
     pub reserved: u32,
     /// Which of the root's buffers a broadcast copies.
     pub root_pointer: u64,
-    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset, or that of the options: another
-    /// is UNISONO_INVALID_ARGUMENT.
+    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset, or that
+    /// of the options: another is UNISONO_INVALID_ARGUMENT.
     pub call: *const unisono_call_t,
 }
 
-// SAFETY: repr(C) from `size: u64` on, eight bytes a field (pairs of four), and integers and pointers are valid as zeros.
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (pairs of four), and integers and pointers are
+// valid as zeros.
 unsafe impl Options for unisono_algorithm_options_t {
     const INIT: &'static str = "UNISONO_ALGORITHM_OPTIONS_INIT";
     const FIRST_SIZE: u64 = 80;
 }
 
-/// Checks and prepares a collective over fixed buffers. Every rank makes the same one. Nothing is communicated.
+/// Checks and prepares a collective over fixed buffers. Every rank makes the same one. Nothing is
+/// communicated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_create(
     ctx: *const unisono_context_t,
@@ -235,19 +239,20 @@ pub unsafe extern "C" fn unisono_algorithm_create(
     })
 }
 
-/// Runs the algorithm once, on every rank, and returns when it is complete here; with streams, when it has been given to them.
-/// One run at a time.
+/// Runs the algorithm once, on every rank, and returns when it is complete here; with streams, when it has
+/// been given to them. One run at a time.
 ///
-/// In a group of one, a run on device memory with streams may be captured into a CUDA graph: let every stream wait for an event
-/// of the capturing one first, and the capturing one for an event of each afterwards. The object outlives the graph.
+/// In a group of one, a run on device memory with streams may be captured into a CUDA graph: let every stream
+/// wait for an event of the capturing one first, and the capturing one for an event of each afterwards. The
+/// object outlives the graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_run(algorithm: *const unisono_algorithm_t) -> unisono_status_t {
     // SAFETY: the contract of the header: NULL or an object that nobody destroys meanwhile.
     guard(|| unsafe { Handle::borrow(algorithm, "algorithm") }?.prepared.run())
 }
 
-/// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is complete.
-/// In a capture, as unisono_algorithm_run; the work is complete then, whatever the graph does.
+/// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is
+/// complete. In a capture, as unisono_algorithm_run; the work is complete then, whatever the graph does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_start(
     algorithm: *const unisono_algorithm_t,
@@ -263,15 +268,16 @@ pub unsafe extern "C" fn unisono_algorithm_start(
     })
 }
 
-/// The name of the algorithm, also of one that the library chose, such as "two-shot"; empty for NULL. Valid until
-/// unisono_algorithm_destroy.
+/// The name of the algorithm, also of one that the library chose, such as "two-shot"; empty for NULL. Valid
+/// until unisono_algorithm_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_name(algorithm: *const unisono_algorithm_t) -> *const c_char {
     // SAFETY: the contract of the header: NULL or an object that nobody destroys meanwhile.
     guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::borrow(algorithm, "algorithm") }?.name.as_ptr()))
 }
 
-/// Ends the object. A run that has been started goes on: the memory is in use until its work is complete. NULL is fine.
+/// Ends the object. A run that has been started goes on: the memory is in use until its work is complete.
+/// NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_destroy(algorithm: *mut unisono_algorithm_t) {
     guard(|| {

@@ -13,11 +13,12 @@ use crate::reduce::DataType;
 #[allow(unreachable_pub, reason = "for the header")]
 pub const UNISONO_FOREVER: u64 = u64::MAX;
 
-/// An options struct that starts with its size, so that programs and libraries of different versions understand
-/// each other: fields are only ever added at the end, and zero means unset.
+/// An options struct that starts with its size, so that programs and libraries of different versions
+/// understand each other: fields are only ever added at the end, and zero means unset.
 ///
 /// # Safety
-/// Implementors are `repr(C)`, start with `size: u64`, have no padding, and are valid when all bytes are zero.
+/// Implementors are `repr(C)`, start with `size: u64`, have no padding, and are valid when all bytes are
+/// zero.
 pub(super) unsafe trait Options: Copy {
     /// The initialiser that the header gives.
     const INIT: &'static str;

@@ -15,8 +15,9 @@ use super::handle::{Handle, handle};
 use super::status::{guard, unisono_status_t};
 use super::work::check_rank;
 
-/// A range of memory from which parts are sent and into which parts are received, many at a time, to and from many ranks.
-/// Ended by unisono_buffer_destroy. All functions may be called from any thread, also several at once.
+/// A range of memory from which parts are sent and into which parts are received, many at a time, to and from
+/// many ranks. Ended by unisono_buffer_destroy. All functions may be called from any thread, also several at
+/// once.
 pub struct unisono_buffer_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -24,7 +25,8 @@ pub struct unisono_buffer_t {
 
 handle!(unisono_buffer_t, Buffer);
 
-/// Makes a buffer of `bytes` bytes at `pointer`, which stays the caller's and valid until unisono_buffer_destroy.
+/// Makes a buffer of `bytes` bytes at `pointer`, which stays the caller's and valid until
+/// unisono_buffer_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_create(
     ctx: *const unisono_context_t,
@@ -44,10 +46,11 @@ pub unsafe extern "C" fn unisono_buffer_create(
     })
 }
 
-/// Starts to send `count` elements, from `offset` bytes into the buffer on, to rank `to`; unisono_buffer_wait_send waits.
+/// Starts to send `count` elements, from `offset` bytes into the buffer on, to rank `to`;
+/// unisono_buffer_wait_send waits.
 ///
-/// It meets a unisono_buffer_receive or unisono_receive there with the same tag, count and type. `call` may set tag and
-/// deadline; NULL: the defaults.
+/// It meets a unisono_buffer_receive or unisono_receive there with the same tag, count and type. `call` may
+/// set tag and deadline; NULL: the defaults.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_send(
     buffer: *const unisono_buffer_t,
@@ -68,8 +71,8 @@ pub unsafe extern "C" fn unisono_buffer_send(
     })
 }
 
-/// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count` ranks in
-/// `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
+/// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count`
+/// ranks in `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_receive(
     buffer: *const unisono_buffer_t,
@@ -95,12 +98,13 @@ pub unsafe extern "C" fn unisono_buffer_receive(
     })
 }
 
-/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (0 only looks, unlike in
-/// options; UNISONO_FOREVER: no limit but theirs), and sets `*rank` to the rank it went to; `rank` may be NULL. Each send is reported
-/// once.
+/// Waits until one of the sends that were started is complete, for at most `timeout_ms` milliseconds (0 only
+/// looks, unlike in options; UNISONO_FOREVER: no limit but theirs), and sets `*rank` to the rank it went to;
+/// `rank` may be NULL. Each send is reported once.
 ///
-/// UNISONO_TIMEOUT after that time: the sends go on and can be waited for again. A send's own failure is returned as it is, that of its
-/// own deadline with the same status and another text, and has been reported then. UNISONO_INVALID_USAGE if no send was started that has not been reported.
+/// UNISONO_TIMEOUT after that time: the sends go on and can be waited for again. A send's own failure is
+/// returned as it is, that of its own deadline with the same status and another text, and has been reported
+/// then. UNISONO_INVALID_USAGE if no send was started that has not been reported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_wait_send(
     buffer: *const unisono_buffer_t,
@@ -138,8 +142,8 @@ pub unsafe extern "C" fn unisono_buffer_wait_receive(
     })
 }
 
-/// Ends the waits for this buffer that are under way in other threads with UNISONO_ABORTED. The messages go on and can be
-/// waited for again.
+/// Ends the waits for this buffer that are under way in other threads with UNISONO_ABORTED. The messages go
+/// on and can be waited for again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_abort_wait(buffer: *const unisono_buffer_t) -> unisono_status_t {
     guard(|| {
@@ -149,8 +153,8 @@ pub unsafe extern "C" fn unisono_buffer_abort_wait(buffer: *const unisono_buffer
     })
 }
 
-/// Ends the buffer. Messages that are under way are cancelled, as unisono_work_cancel does; what a stream has been given is waited
-/// for, until its deadline at the latest. The memory is free then. NULL is fine.
+/// Ends the buffer. Messages that are under way are cancelled, as unisono_work_cancel does; what a stream has
+/// been given is waited for, until its deadline at the latest. The memory is free then. NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_destroy(buffer: *mut unisono_buffer_t) {
     guard(|| {

@@ -20,9 +20,9 @@ pub struct unisono_store_reply_t {
 
 /// A store of the caller's own. Start from UNISONO_STORE_CALLBACKS_INIT and set all functions.
 ///
-/// Each function may be called from any thread, several at once. It returns UNISONO_OK, or another status after it gave
-/// the cause to unisono_store_reply_error. Keys are C strings of UTF-8, values are bytes; both are valid during the
-/// callback only. No exception may leave a callback.
+/// Each function may be called from any thread, several at once. It returns UNISONO_OK, or another status
+/// after it gave the cause to unisono_store_reply_error. Keys are C strings of UTF-8, values are bytes; both
+/// are valid during the callback only. No exception may leave a callback.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct unisono_store_callbacks_t {
@@ -50,8 +50,8 @@ pub struct unisono_store_callbacks_t {
             reply: *mut unisono_store_reply_t,
         ) -> unisono_status_t,
     >,
-    /// Gives the value under `key` to unisono_store_reply_value if it exists now; does not call it, and returns
-    /// UNISONO_OK, if not.
+    /// Gives the value under `key` to unisono_store_reply_value if it exists now; does not call it, and
+    /// returns UNISONO_OK, if not.
     pub try_get: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -59,7 +59,8 @@ pub struct unisono_store_callbacks_t {
             reply: *mut unisono_store_reply_t,
         ) -> unisono_status_t,
     >,
-    /// Adds `amount` to the number under `key`, 0 if absent, and writes the sum to `*sum`. Atomic over all ranks.
+    /// Adds `amount` to the number under `key`, 0 if absent, and writes the sum to `*sum`. Atomic over all
+    /// ranks.
     pub add: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -75,14 +76,15 @@ pub struct unisono_store_callbacks_t {
     pub description: *const c_char,
 }
 
-// SAFETY: repr(C) from `size: u64` on, eight bytes a field, and integers, pointers and optional functions are valid as zeros.
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field, and integers, pointers and optional functions are
+// valid as zeros.
 unsafe impl Options for unisono_store_callbacks_t {
     const INIT: &'static str = "UNISONO_STORE_CALLBACKS_INIT";
     const FIRST_SIZE: u64 = 64;
 }
 
-/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has. If it
-/// fails, `release` is not called.
+/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program
+/// already has. If it fails, `release` is not called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_create_callback(
     callbacks: *const unisono_store_callbacks_t,

@@ -14,8 +14,8 @@ use super::work::{Launch, unisono_work_t};
 
 /// Combines `count` elements of every rank and gives the result to every rank.
 ///
-/// `sendbuf` and `recvbuf` hold `count` elements each. In place: sendbuf == recvbuf. `count`, `dtype` and `op` are the same on every
-/// rank.
+/// `sendbuf` and `recvbuf` hold `count` elements each. In place: sendbuf == recvbuf. `count`, `dtype` and
+/// `op` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_allreduce(
     ctx: *const unisono_context_t,
@@ -28,7 +28,8 @@ pub unsafe extern "C" fn unisono_allreduce(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, dtype, launch.options())?;
@@ -44,8 +45,8 @@ pub unsafe extern "C" fn unisono_allreduce(
 
 /// Combines `count` elements of every rank and gives the result to `root`.
 ///
-/// `sendbuf` holds `count` elements. `recvbuf` holds as many on the root and is ignored elsewhere. In place: sendbuf == recvbuf on the
-/// root. `count`, `dtype`, `op` and `root` are the same on every rank.
+/// `sendbuf` holds `count` elements. `recvbuf` holds as many on the root and is ignored elsewhere. In place:
+/// sendbuf == recvbuf on the root. `count`, `dtype`, `op` and `root` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_reduce(
     ctx: *const unisono_context_t,
@@ -59,7 +60,8 @@ pub unsafe extern "C" fn unisono_reduce(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, dtype, launch.options())?;
@@ -86,7 +88,8 @@ pub unsafe extern "C" fn unisono_broadcast(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(root, "root")?;
@@ -101,8 +104,8 @@ pub unsafe extern "C" fn unisono_broadcast(
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to every rank.
 ///
-/// `sendbuf` holds `count` elements, `recvbuf` `count` × size. In place: sendbuf == recvbuf + rank × `count` elements. `count` and
-/// `dtype` are the same on every rank.
+/// `sendbuf` holds `count` elements, `recvbuf` `count` × size. In place: sendbuf == recvbuf + rank × `count`
+/// elements. `count` and `dtype` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_allgather(
     ctx: *const unisono_context_t,
@@ -114,7 +117,8 @@ pub unsafe extern "C" fn unisono_allgather(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let input = Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?;
@@ -130,8 +134,9 @@ pub unsafe extern "C" fn unisono_allgather(
 
 /// As unisono_allgather, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds
-/// `counts[rank]` elements, `recvbuf` their sum. In place: sendbuf == recvbuf + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf`
+/// holds `counts[rank]` elements, `recvbuf` their sum. In place: sendbuf == recvbuf + the sum of the counts
+/// of lower ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_allgatherv(
     ctx: *const unisono_context_t,
@@ -143,7 +148,8 @@ pub unsafe extern "C" fn unisono_allgatherv(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         // SAFETY: as above, a count for each rank.
@@ -162,8 +168,9 @@ pub unsafe extern "C" fn unisono_allgatherv(
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to `root`.
 ///
-/// `sendbuf` holds `count` elements. `recvbuf` holds `count` × size on the root and is ignored elsewhere. In place: sendbuf ==
-/// recvbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` elements. `recvbuf` holds `count` × size on the root and is ignored elsewhere. In
+/// place: sendbuf == recvbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same
+/// on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_gather(
     ctx: *const unisono_context_t,
@@ -176,7 +183,8 @@ pub unsafe extern "C" fn unisono_gather(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(root, "root")?;
@@ -192,10 +200,10 @@ pub unsafe extern "C" fn unisono_gather(
 
 /// As unisono_gather, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true, unless the call
-/// names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
-/// `counts[rank]` elements, `recvbuf` their sum, on the root. In place: sendbuf == recvbuf + the sum of the counts of lower
-/// ranks, on the root.
+/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true,
+/// unless the call names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read
+/// during the call only. `sendbuf` holds `counts[rank]` elements, `recvbuf` their sum, on the root. In place:
+/// sendbuf == recvbuf + the sum of the counts of lower ranks, on the root.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_gatherv(
     ctx: *const unisono_context_t,
@@ -208,7 +216,8 @@ pub unsafe extern "C" fn unisono_gatherv(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(root, "root")?;
@@ -226,8 +235,9 @@ pub unsafe extern "C" fn unisono_gatherv(
 
 /// Gives each rank its block, `count` elements, of `root`'s buffer.
 ///
-/// `sendbuf` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recvbuf` holds `count`. In
-/// place: recvbuf == sendbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recvbuf`
+/// holds `count`. In place: recvbuf == sendbuf + root × `count` elements on the root. `count`, `dtype` and
+/// `root` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_scatter(
     ctx: *const unisono_context_t,
@@ -240,7 +250,8 @@ pub unsafe extern "C" fn unisono_scatter(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(root, "root")?;
@@ -256,10 +267,10 @@ pub unsafe extern "C" fn unisono_scatter(
 
 /// As unisono_scatter, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true, unless the call
-/// names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
-/// their sum, on the root; `recvbuf` holds `counts[rank]` elements. In place: recvbuf == sendbuf + the sum of the counts of
-/// lower ranks, on the root.
+/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true,
+/// unless the call names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read
+/// during the call only. `sendbuf` holds their sum, on the root; `recvbuf` holds `counts[rank]` elements. In
+/// place: recvbuf == sendbuf + the sum of the counts of lower ranks, on the root.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_scatterv(
     ctx: *const unisono_context_t,
@@ -272,7 +283,8 @@ pub unsafe extern "C" fn unisono_scatterv(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(root, "root")?;
@@ -290,8 +302,9 @@ pub unsafe extern "C" fn unisono_scatterv(
 
 /// Combines size blocks of `count` elements of every rank and gives each rank the block of its number.
 ///
-/// `sendbuf` holds `count` × size elements, `recvbuf` `count`. In place: recvbuf == sendbuf + rank × `count` elements; the other
-/// blocks of `sendbuf` keep their values. `count`, `dtype` and `op` are the same on every rank.
+/// `sendbuf` holds `count` × size elements, `recvbuf` `count`. In place: recvbuf == sendbuf + rank × `count`
+/// elements; the other blocks of `sendbuf` keep their values. `count`, `dtype` and `op` are the same on every
+/// rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_reduce_scatter(
     ctx: *const unisono_context_t,
@@ -304,7 +317,8 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, dtype, launch.options())?;
@@ -320,8 +334,9 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
 
 /// As unisono_reduce_scatter, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds their sum,
-/// `recvbuf` `counts[rank]`. In place: recvbuf == sendbuf + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf`
+/// holds their sum, `recvbuf` `counts[rank]`. In place: recvbuf == sendbuf + the sum of the counts of lower
+/// ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_reduce_scatterv(
     ctx: *const unisono_context_t,
@@ -334,7 +349,8 @@ pub unsafe extern "C" fn unisono_reduce_scatterv(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, dtype, launch.options())?;
@@ -353,8 +369,8 @@ pub unsafe extern "C" fn unisono_reduce_scatterv(
 
 /// Sends block r of `sendbuf` to rank r, and receives rank r's block for this rank as block r of `recvbuf`.
 ///
-/// `sendbuf` and `recvbuf` hold `count` × size elements each. In place: sendbuf == recvbuf. `count` and `dtype` are the same on every
-/// rank.
+/// `sendbuf` and `recvbuf` hold `count` × size elements each. In place: sendbuf == recvbuf. `count` and
+/// `dtype` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_alltoall(
     ctx: *const unisono_context_t,
@@ -366,7 +382,8 @@ pub unsafe extern "C" fn unisono_alltoall(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let input = Extent::Each(count, launch.size()).buffer(sendbuf, dtype, "sendbuf")?;
@@ -397,7 +414,8 @@ pub unsafe extern "C" fn unisono_alltoallv(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         // SAFETY: as above, a count for each rank.
@@ -423,7 +441,8 @@ pub unsafe extern "C" fn unisono_barrier(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         // SAFETY: a barrier names no memory.
         unsafe {

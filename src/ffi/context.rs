@@ -17,9 +17,9 @@ use super::status::{c_text, guard, guard_or, unisono_last_error, unisono_status_
 use super::store::unisono_store_t;
 use super::unique_id::unisono_unique_id_t;
 
-/// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All functions may be
-/// called from any thread; operations that must match across ranks are called in the same order on each of them, or
-/// with tags.
+/// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All
+/// functions may be called from any thread; operations that must match across ranks are called in the same
+/// order on each of them, or with tags.
 pub struct unisono_context_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -32,7 +32,8 @@ pub(super) struct ContextHandle {
     context: Context,
     name: CString,
     failure: OnceLock<CString>,
-    /// Serves the unique id that the group met by, if this process made it, as long as the context or a child lives.
+    /// Serves the unique id that the group met by, if this process made it, as long as the context or a child
+    /// lives.
     server: Option<Arc<ServerHandle>>,
 }
 
@@ -58,8 +59,9 @@ pub const UNISONO_NO_COLOR: u32 = u32::MAX;
 /// Milliseconds of a context's timeout if its options name none: 5 minutes.
 pub const UNISONO_DEFAULT_TIMEOUT_MS: u64 = 300_000;
 
-/// What a context is made from. Start from UNISONO_CONTEXT_OPTIONS_INIT; what is zero or NULL is unset. The struct and what it
-/// points to are read during the call only, but for the store, which the context keeps by itself.
+/// What a context is made from. Start from UNISONO_CONTEXT_OPTIONS_INIT; what is zero or NULL is unset. The
+/// struct and what it points to are read during the call only, but for the store, which the context keeps by
+/// itself.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct unisono_context_options_t {
@@ -73,27 +75,32 @@ pub struct unisono_context_options_t {
     pub store: *const unisono_store_t,
     /// The unique id that one rank made and all have, or else `store`.
     pub id: *const unisono_unique_id_t,
-    /// The group's name, for errors and logs, the same on every rank; NULL: "default". Groups that meet in the same
-    /// store have different names. One whose meeting has failed is spent in that store: the ranks try again with another.
+    /// The group's name, for errors and logs, the same on every rank; NULL: "default". Groups that meet in
+    /// the same store have different names. One whose meeting has failed is spent in that store: the ranks
+    /// try again with another.
     pub name: *const c_char,
-    /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
-    /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never. All steps of a creation have them together; once all ranks have come,
-    /// they have a second more for what they set up. So has the making of a child. See unisono_context_set_timeout.
+    /// Milliseconds until the creation, and each operation that names no other deadline, fails with
+    /// UNISONO_TIMEOUT; 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never. All steps of a creation have
+    /// them together; once all ranks have come, they have a second more for what they set up. So has the
+    /// making of a child. See unisono_context_set_timeout.
     pub timeout_ms: u64,
-    /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment, else chosen.
+    /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment,
+    /// else chosen.
     pub interface: *const c_char,
     /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
     pub transports: *const c_char,
-    /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors that it takes; 0: as
-    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too. Of kernels that carry by way of
-    /// the host, which take two at least, or three where they combine, and of those that copy or combine by themselves, as of several
-    /// pointers of a process, each rank obeys its own.
+    /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors
+    /// that it takes; 0: as many as suit it. The ranks agree on the least that any of them gives. Children
+    /// have it, too. Of kernels that carry by way of the host, which take two at least, or three where they
+    /// combine, and of those that copy or combine by themselves, as of several pointers of a process, each
+    /// rank obeys its own.
     pub max_blocks: u32,
     /// 0.
     pub reserved: u32,
 }
 
-// SAFETY: repr(C) from `size: u64` on, eight bytes a field (pairs of four), and integers and pointers are valid as zeros.
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (pairs of four), and integers and pointers are
+// valid as zeros.
 unsafe impl Options for unisono_context_options_t {
     const INIT: &'static str = "UNISONO_CONTEXT_OPTIONS_INIT";
     const FIRST_SIZE: u64 = 64;
@@ -133,11 +140,13 @@ fn or_default(timeout_ms: u64) -> Duration {
     timeout(timeout_ms).unwrap_or(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS))
 }
 
-/// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
+/// Creates a context: meets the other ranks through a store or a unique id, and returns when all have
+/// arrived.
 ///
-/// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is UNISONO_TIMEOUT, and the
-/// text names it. A meeting that has failed is not repeated under its name in its store, where the ranks that came are counted:
-/// try again with another name, or in a store of unisono_store_create_prefix, or with a new id, alike on all ranks.
+/// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is
+/// UNISONO_TIMEOUT, and the text names it. A meeting that has failed is not repeated under its name in its
+/// store, where the ranks that came are counted: try again with another name, or in a store of
+/// unisono_store_create_prefix, or with a new id, alike on all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_create(
     options: *const unisono_context_options_t,
@@ -179,7 +188,8 @@ pub unsafe extern "C" fn unisono_context_create(
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, rendezvous) }?;
         let context = Context::create(options);
-        // Also where this rank, or another, was given wrong arguments: that can be put right while the id is served.
+        // Also where this rank, or another, was given wrong arguments: that can be put right while the id is
+        // served.
         served::is_over(server.as_slice(), context.is_ok());
         let context = context?;
         context.limit_blocks(max_blocks);
@@ -188,12 +198,13 @@ pub unsafe extern "C" fn unisono_context_create(
     })
 }
 
-/// Creates a context from the environment of the launcher: unisono-run, torchrun, mpirun (Open MPI, MPICH), srun.
+/// Creates a context from the environment of the launcher: unisono-run, torchrun, mpirun (Open MPI, MPICH),
+/// srun.
 ///
-/// Collective over the whole job: every rank calls it equally often and, in each process, one call after the other; the
-/// n-th calls of all ranks meet. For more contexts duplicate or split the first. `options` may be NULL; its rank, rank_count,
-/// store and id are unset. A process that no launcher started is UNISONO_INVALID_USAGE, and the text says which variables were
-/// looked for.
+/// Collective over the whole job: every rank calls it equally often and, in each process, one call after the
+/// other; the n-th calls of all ranks meet. For more contexts duplicate or split the first. `options` may be
+/// NULL; its rank, rank_count, store and id are unset. A process that no launcher started is
+/// UNISONO_INVALID_USAGE, and the text says which variables were looked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_create_from_env(
     options: *const unisono_context_options_t,
@@ -222,11 +233,12 @@ pub unsafe extern "C" fn unisono_context_create_from_env(
     })
 }
 
-/// Splits the group: the ranks that give the same `color` form a child, ordered by `key`, then by their rank here.
+/// Splits the group: the ranks that give the same `color` form a child, ordered by `key`, then by their rank
+/// here.
 ///
-/// Every rank of the group calls it, and several splits of one group in the same order, so not from two threads at once. With
-/// UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL. The deadline is the group's timeout, which the child has, too,
-/// as it has `max_blocks`. It is called NAME/COLOR.
+/// Every rank of the group calls it, and several splits of one group in the same order, so not from two
+/// threads at once. With UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL. The deadline
+/// is the group's timeout, which the child has, too, as it has `max_blocks`. It is called NAME/COLOR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_split(
     ctx: *const unisono_context_t,
@@ -248,9 +260,10 @@ pub unsafe extern "C" fn unisono_context_split(
 
 /// Forms a named child of the `rank_count` listed ranks of this group, in that order.
 ///
-/// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and names the rank
-/// and the group. Children of the same name and list come in the same order on all of them. Deadline, timeout and `max_blocks`
-/// as in unisono_context_split. A group that has failed forms none: its failure is returned. One that fails meanwhile fails the child.
+/// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and
+/// names the rank and the group. Children of the same name and list come in the same order on all of them.
+/// Deadline, timeout and `max_blocks` as in unisono_context_split. A group that has failed forms none: its
+/// failure is returned. One that fails meanwhile fails the child.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_group(
     ctx: *const unisono_context_t,
@@ -273,9 +286,9 @@ pub unsafe extern "C" fn unisono_context_group(
     })
 }
 
-/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the group calls it, several
-/// times in the same order, so not from two threads at once. It is called NAME+; deadline, timeout, `max_blocks` and a group that has
-/// failed as in unisono_context_group.
+/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the
+/// group calls it, several times in the same order, so not from two threads at once. It is called NAME+;
+/// deadline, timeout, `max_blocks` and a group that has failed as in unisono_context_group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_duplicate(
     ctx: *const unisono_context_t,
@@ -312,8 +325,9 @@ pub unsafe extern "C" fn unisono_context_name(ctx: *const unisono_context_t) -> 
     guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::look(ctx, "ctx") }?.name.as_ptr()))
 }
 
-/// Sets the group's timeout on this rank, `timeout_ms` as in the options that a context is created from: what is called from now on has it,
-/// and so have the children that are made from now on, and their making. What runs, and children that are there, keep theirs.
+/// Sets the group's timeout on this rank, `timeout_ms` as in the options that a context is created from: what
+/// is called from now on has it, and so have the children that are made from now on, and their making. What
+/// runs, and children that are there, keep theirs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_set_timeout(
     ctx: *const unisono_context_t,
@@ -327,8 +341,9 @@ pub unsafe extern "C" fn unisono_context_set_timeout(
     })
 }
 
-/// Fails everything that runs or is called on this context, here at once and on the other ranks within a second. Returns
-/// at once; from any thread, also while others wait. The context can only be destroyed afterwards.
+/// Fails everything that runs or is called on this context, here at once and on the other ranks within a
+/// second. Returns at once; from any thread, also while others wait. The context can only be destroyed
+/// afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_abort(ctx: *const unisono_context_t) -> unisono_status_t {
     guard(|| {
@@ -338,7 +353,8 @@ pub unsafe extern "C" fn unisono_context_abort(ctx: *const unisono_context_t) ->
     })
 }
 
-/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none. What is not UTF-8 in it is replaced.
+/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none.
+/// What is not UTF-8 in it is replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_abort_because(
     ctx: *const unisono_context_t,
@@ -354,8 +370,8 @@ pub unsafe extern "C" fn unisono_context_abort_because(
     })
 }
 
-/// The status of the first failure that ended this context, on whichever rank; UNISONO_OK if none did. Never blocks.
-/// UNISONO_INVALID_ARGUMENT for NULL.
+/// The status of the first failure that ended this context, on whichever rank; UNISONO_OK if none did. Never
+/// blocks. UNISONO_INVALID_ARGUMENT for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_status(ctx: *const unisono_context_t) -> unisono_status_t {
     guard_or(
@@ -368,8 +384,8 @@ pub unsafe extern "C" fn unisono_context_status(ctx: *const unisono_context_t) -
     )
 }
 
-/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy. For NULL, or what is no
-/// context, it is that of unisono_last_error, which says so.
+/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy. For
+/// NULL, or what is no context, it is that of unisono_last_error, which says so.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) -> *const c_char {
     guard_or(
@@ -387,10 +403,10 @@ pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) ->
 
 /// Ends this rank's membership. NULL is fine.
 ///
-/// Not collective, and waits for no other rank. Operations that still run, run on, to their deadlines at the latest; until then the
-/// library keeps what they need, links and threads included, and their buffers stay in use. unisono_context_abort before
-/// this ends them at once. Works, children and buffers made from the context stay valid. No function may be using the
-/// handle.
+/// Not collective, and waits for no other rank. Operations that still run, run on, to their deadlines at the
+/// latest; until then the library keeps what they need, links and threads included, and their buffers stay in
+/// use. unisono_context_abort before this ends them at once. Works, children and buffers made from the
+/// context stay valid. No function may be using the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_destroy(ctx: *mut unisono_context_t) {
     guard(|| {

@@ -46,9 +46,9 @@ pub type unisono_op_t = i32;
 
 /// The values of unisono_op_t. The numbers never change.
 ///
-/// Whatever the operator, the order of combination depends on the number of ranks alone, so the same inputs give the
-/// same bits at any size and over any transport, and every rank gets the same bits. Algorithms that say so of themselves, by name, have
-/// an order of their own.
+/// Whatever the operator, the order of combination depends on the number of ranks alone, so the same inputs
+/// give the same bits at any size and over any transport, and every rank gets the same bits. Algorithms that
+/// say so of themselves, by name, have an order of their own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_op {
@@ -62,7 +62,8 @@ pub enum unisono_op {
     UNISONO_MIN = 3,
     /// Sum divided by the number of ranks; integers truncate toward zero.
     UNISONO_AVG = 4,
-    /// Sum of each rank's input times that rank's unisono_call_t::scale. Integers take a whole scale that fits their type, and wrap.
+    /// Sum of each rank's input times that rank's unisono_call_t::scale. Integers take a whole scale that
+    /// fits their type, and wrap.
     UNISONO_PREMULSUM = 5,
     /// Bitwise and; integers only.
     UNISONO_BIT_AND = 6,
@@ -74,11 +75,13 @@ pub enum unisono_op {
     UNISONO_CUSTOM = 9,
 }
 
-/// A reduction of the caller's own: accumulator[i] = accumulator[i] ∘ operand[i], for `count` elements of `dtype`.
+/// A reduction of the caller's own: accumulator[i] = accumulator[i] ∘ operand[i], for `count` elements of
+/// `dtype`.
 ///
-/// It is associative; it need not commute, since what comes from lower ranks always stands on the left, but by the ring algorithms, which
-/// are taken by name alone. It may be called from any thread of the library, several at once, until the operation completes, and calls no function of
-/// unisono. The two buffers never overlap; they are aligned to the element.
+/// It is associative; it need not commute, since what comes from lower ranks always stands on the left, but
+/// by the ring algorithms, which are taken by name alone. It may be called from any thread of the library,
+/// several at once, until the operation completes, and calls no function of unisono. The two buffers never
+/// overlap; they are aligned to the element.
 pub type unisono_reduce_function_t = Option<
     unsafe extern "C" fn(
         accumulator: *mut c_void,

@@ -1,9 +1,10 @@
 //! Objects that C holds by pointer. The ownership is in the type: a handle is always one box, made by
 //! [`Handle::into_handle`] and ended by [`Handle::take`]; what is shared is shared behind it.
 //!
-//! Each box begins with a tag of its type, since C, and even more so Python, mixes handles up: one of another type is an
-//! error. A handle that has been destroyed is one as well for as long as nobody else has its memory. And in a forked child
-//! what has links belongs to the parent: its locks may be held by threads that do not exist.
+//! Each box begins with a tag of its type, since C, and even more so Python, mixes handles up: one of another
+//! type is an error. A handle that has been destroyed is one as well for as long as nobody else has its
+//! memory. And in a forked child what has links belongs to the parent: its locks may be held by threads that
+//! do not exist.
 
 use crate::error::{Result, fail};
 use crate::sys::fork;
@@ -24,11 +25,12 @@ pub(super) trait Handle: Sized {
         Box::into_raw(Box::new(Tagged { tag: Self::TAG, fork: fork::generation(), inner })).cast()
     }
 
-    /// The value behind a handle; NULL, a handle of another type, or of the parent of this process, is an error that names the
-    /// argument.
+    /// The value behind a handle; NULL, a handle of another type, or of the parent of this process, is an
+    /// error that names the argument.
     ///
     /// # Safety
-    /// `handle` is NULL or came from [`Handle::into_handle`], of whichever type, and is not taken before `'a` ends.
+    /// `handle` is NULL or came from [`Handle::into_handle`], of whichever type, and is not taken before `'a`
+    /// ends.
     unsafe fn borrow<'a>(handle: *const Self, name: &str) -> Result<&'a Self::Inner> {
         // SAFETY: this function's contract.
         let tagged = unsafe { check(handle, name) }?;
@@ -53,7 +55,8 @@ pub(super) trait Handle: Sized {
     /// Takes the value back from C, to end it; NULL is nothing.
     ///
     /// # Safety
-    /// `handle` is NULL or came from [`Handle::into_handle`], of whichever type; nobody uses it during or after this call.
+    /// `handle` is NULL or came from [`Handle::into_handle`], of whichever type; nobody uses it during or
+    /// after this call.
     unsafe fn take(handle: *mut Self, name: &str) -> Result<Option<Box<Tagged<Self::Inner>>>> {
         if handle.is_null() {
             return Ok(None);
@@ -61,8 +64,8 @@ pub(super) trait Handle: Sized {
         // SAFETY: this function's contract.
         unsafe { check(handle, name) }?;
         let handle = handle.cast::<Tagged<Self::Inner>>();
-        // SAFETY: `check` says that it is a live box of this type, and the caller that nobody else uses it. The write is
-        // volatile since only calls after the end of the box may see it.
+        // SAFETY: `check` says that it is a live box of this type, and the caller that nobody else uses it.
+        // The write is volatile since only calls after the end of the box may see it.
         unsafe {
             (&raw mut (*handle).tag).write_volatile(ENDED);
             Ok(Some(Box::from_raw(handle)))
@@ -85,7 +88,8 @@ const ENDED: u64 = 0xdead_dead_dead_dead;
 /// That `handle` is what its type says.
 ///
 /// # Safety
-/// `handle` is NULL or came from [`Handle::into_handle`], of whichever type, and is not taken before `'a` ends.
+/// `handle` is NULL or came from [`Handle::into_handle`], of whichever type, and is not taken before `'a`
+/// ends.
 unsafe fn check<'a, H: Handle>(handle: *const H, name: &str) -> Result<&'a Tagged<H::Inner>> {
     if handle.is_null() {
         fail!(InvalidArgument, "{name} is NULL");
@@ -94,8 +98,8 @@ unsafe fn check<'a, H: Handle>(handle: *const H, name: &str) -> Result<&'a Tagge
     if !tagged.is_aligned() {
         fail!(InvalidArgument, "{name} is no {}", H::NAME);
     }
-    // SAFETY: what into_handle gives begins with its tag, whichever the type. Volatile, since a caller who breaks the
-    // contract with a handle that has been destroyed should rather meet the tag of that.
+    // SAFETY: what into_handle gives begins with its tag, whichever the type. Volatile, since a caller who
+    // breaks the contract with a handle that has been destroyed should rather meet the tag of that.
     match unsafe { tagged.read_volatile() } {
         // SAFETY: the tag says that it is a live box of this type.
         found if found == H::TAG => Ok(unsafe { &*handle.cast() }),
@@ -115,8 +119,9 @@ const fn tag(name: &str) -> u64 {
     hash
 }
 
-/// `handle!(unisono_x_t, Inner)`: the opaque type's conversion, with `survives_fork` after it for one that does. The type
-/// itself is written out where it belongs, since the header generator does not look inside macros.
+/// `handle!(unisono_x_t, Inner)`: the opaque type's conversion, with `survives_fork` after it for one that
+/// does. The type itself is written out where it belongs, since the header generator does not look inside
+/// macros.
 macro_rules! handle {
     ($handle:ident, $inner:ty) => {
         handle!($handle, $inner, false);

@@ -38,13 +38,14 @@ pub enum unisono_log_level {
     UNISONO_LOG_TRACE = 5,
 }
 
-/// Receives the library's messages: one line without its end, valid during the call. It may be called from any thread,
-/// one call at a time, and calls no function of unisono.
+/// Receives the library's messages: one line without its end, valid during the call. It may be called from
+/// any thread, one call at a time, and calls no function of unisono.
 pub type unisono_log_function_t =
     Option<unsafe extern "C" fn(user: *mut c_void, level: unisono_log_level_t, message: *const c_char)>;
 
-/// Sets how much the library logs in this process, and where: to `function`, called with `user`, or to standard error for
-/// NULL. It replaces UNISONO_LOG of the environment (off, error, warn, info, debug, trace), which otherwise decides.
+/// Sets how much the library logs in this process, and where: to `function`, called with `user`, or to
+/// standard error for NULL. It replaces UNISONO_LOG of the environment (off, error, warn, info, debug,
+/// trace), which otherwise decides.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_log_set(
     level: unisono_log_level_t,
@@ -71,7 +72,8 @@ static LOGGER: Logger = Logger { telling: &TELLING };
 static TELLING: Global<Telling> =
     Global::last(Telling { says: Says::Environment, way: Way::StandardError, turn: None });
 
-/// Makes [`LOGGER`] the process's logger, as loud as UNISONO_LOG says. A Rust program that has its own logger keeps it.
+/// Makes [`LOGGER`] the process's logger, as loud as UNISONO_LOG says. A Rust program that has its own logger
+/// keeps it.
 pub fn install() {
     if log::set_logger(&LOGGER).is_ok() {
         let text = std::env::var("UNISONO_LOG").unwrap_or_default();
@@ -88,13 +90,15 @@ pub fn install() {
     }
 }
 
-/// For another face in one file with this one: makes [`LOGGER`] the process's logger as [`install`] does, and answers whether it is.
+/// For another face in one file with this one: makes [`LOGGER`] the process's logger as [`install`] does, and
+/// answers whether it is.
 pub fn shares_logger() -> bool {
     install();
     ptr::addr_eq(log::logger(), &LOGGER)
 }
 
-/// Has another face tell messages by `face`, up to `level`, unless the program has said where they go ([`unisono_log_set`]).
+/// Has another face tell messages by `face`, up to `level`, unless the program has said where they go
+/// ([`unisono_log_set`]).
 pub fn log_by(face: fn(Level, fmt::Arguments<'_>), level: LevelFilter) {
     say(&TELLING, Says::Face, Way::Face(face), level);
 }
@@ -109,8 +113,8 @@ struct Telling {
     /// Who has said so.
     says: Says,
     way: Way,
-    /// Had by who tells one, for as long as that takes, and the generation of forks that it is of. A child that is forked meanwhile has
-    /// another: whoever has this one does not exist there.
+    /// Had by who tells one, for as long as that takes, and the generation of forks that it is of. A child
+    /// that is forked meanwhile has another: whoever has this one does not exist there.
     turn: Option<(u32, &'static Mutex<()>)>,
 }
 
@@ -183,8 +187,8 @@ fn tell(telling: &'static Global<Telling>, level: Level, text: fmt::Arguments<'_
 /// Writes a message to standard error.
 fn write(level: Level, text: fmt::Arguments<'_>) {
     let line = format!("unisono[{}] {}: {text}\n", std::process::id(), level.as_str().to_lowercase());
-    // SAFETY: the number is that of standard error, which is not closed here. The standard library's own has a lock, which a
-    // forked child may find taken.
+    // SAFETY: the number is that of standard error, which is not closed here. The standard library's own has
+    // a lock, which a forked child may find taken.
     let mut stderr = ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDERR_FILENO) });
     // Nobody can be told that the log cannot be written.
     let _ = stderr.write_all(line.as_bytes());

@@ -1,14 +1,17 @@
 //! The native face: what `include/unisono.h` declares, one file a noun. Checks and conversions, nothing else.
 //!
-//! Every export is a literal `extern "C"` function, so that the header generator needs no expansion, with its body in
-//! one closure given to [`status::guard`]: no panic crosses the boundary, and every failure leaves its text for
-//! `unisono_last_error`. Enums arrive as integers and are checked; out-parameters are written on success only.
+//! Every export is a literal `extern "C"` function, so that the header generator needs no expansion, with its
+//! body in one closure given to [`status::guard`]: no panic crosses the boundary, and every failure leaves
+//! its text for `unisono_last_error`. Enums arrive as integers and are checked; out-parameters are written on
+//! success only.
 //!
-//! The doc comments here become the header, so they speak to C programmers and each states its function's contract.
+//! The doc comments here become the header, so they speak to C programmers and each states its function's
+//! contract.
 
 // The names are C's, written in full.
 #![allow(non_camel_case_types)]
-// The header states each function's contract as a whole; a Rust-only `# Safety` section would be carried into it.
+// The header states each function's contract as a whole; a Rust-only `# Safety` section would be carried into
+// it.
 #![allow(clippy::missing_safety_doc)]
 
 mod algorithm;

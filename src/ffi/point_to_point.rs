@@ -18,9 +18,9 @@ pub const UNISONO_NO_RANK: u32 = u32::MAX;
 
 /// Sends `count` elements to rank `to`.
 ///
-/// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with the same
-/// tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be before the message
-/// was received.
+/// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with
+/// the same tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be
+/// before the message was received.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_send(
     ctx: *const unisono_context_t,
@@ -32,7 +32,8 @@ pub unsafe extern "C" fn unisono_send(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(to, "to")?;
@@ -62,7 +63,8 @@ pub unsafe extern "C" fn unisono_receive(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(from, "from")?;
@@ -82,8 +84,8 @@ pub unsafe extern "C" fn unisono_receive(
 
 /// Receives `count` elements from whichever rank sends first with this tag.
 ///
-/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them, `source` is NULL and
-/// unisono_work_source tells the rank once the work is complete.
+/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them,
+/// `source` is NULL and unisono_work_source tells the rank once the work is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive_any(
     ctx: *const unisono_context_t,
@@ -95,16 +97,17 @@ pub unsafe extern "C" fn unisono_receive_any(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         // SAFETY: as above; the buffer holds what the header asks for, until the work completes.
         unsafe { receive_any(launch, recvbuf, Counts::Uniform(count), dtype, source, work) }
     })
 }
 
-/// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and leaves those
-/// of the others. A rank that leaves is no failure while another of the list may send. A `from_count` of 0 is
-/// UNISONO_INVALID_ARGUMENT, where unisono_buffer_receive takes it for any rank.
+/// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and
+/// leaves those of the others. A rank that leaves is no failure while another of the list may send. A
+/// `from_count` of 0 is UNISONO_INVALID_ARGUMENT, where unisono_buffer_receive takes it for any rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive_any_of(
     ctx: *const unisono_context_t,
@@ -118,7 +121,8 @@ pub unsafe extern "C" fn unisono_receive_any_of(
     work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim
+        // to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         // SAFETY: the contract of the header: NULL or so many ranks.
         let ranks = unsafe { list(from, from_count.into(), "from") }?;

@@ -17,8 +17,9 @@ use super::handle::{Handle, handle};
 use super::status::{guard, guard_or, unisono_status_t};
 use super::work::{WorkHandle, unisono_work_t};
 
-/// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which occurs once.
-/// It belongs to the caller and is ended by unisono_sparse_destroy. Once complete it does not change. Any thread may read it.
+/// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which
+/// occurs once. It belongs to the caller and is ended by unisono_sparse_destroy. Once complete it does not
+/// change. Any thread may read it.
 pub struct unisono_sparse_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -26,28 +27,28 @@ pub struct unisono_sparse_t {
 
 handle!(unisono_sparse_t, Sparse, survives_fork);
 
-/// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would; where one has
-/// it, it stays. Every rank gets the same result.
+/// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would;
+/// where one has it, it stays. Every rank gets the same result.
 ///
-/// A tensor has `nnz` elements, each at an index of `dims` coordinates: `indices` holds `dims` × `nnz` numbers, first
-/// the first coordinate of every element, then the second, and so on. Each element is a block of `block` values of `dtype`:
-/// `values` holds `nnz` × `block`, in the same order. `nnz` may differ from rank to rank and be 0; an index that
-/// occurs several times on a rank is summed there first (combined, for the other operators). `dims`, `block`, `dtype` and
-/// `op` are the same on every rank.
+/// A tensor has `nnz` elements, each at an index of `dims` coordinates: `indices` holds `dims` × `nnz`
+/// numbers, first the first coordinate of every element, then the second, and so on. Each element is a block
+/// of `block` values of `dtype`: `values` holds `nnz` × `block`, in the same order. `nnz` may differ from
+/// rank to rank and be 0; an index that occurs several times on a rank is summed there first (combined, for
+/// the other operators). `dims`, `block`, `dtype` and `op` are the same on every rank.
 ///
-/// Operators: sum, product, max, min and average (the combination over the ranks that have the element, divided by the
-/// size of the group). `call` may set tag and deadline; NULL: the defaults.
+/// Operators: sum, product, max, min and average (the combination over the ranks that have the element,
+/// divided by the size of the group). `call` may set tag and deadline; NULL: the defaults.
 ///
-/// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at once and sets
-/// both. `*result` is empty (`nnz` 0) until the work is complete, and stays so if it fails; in every case the caller ends
-/// it, before or after the work. Nothing is set when the call itself fails.
+/// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at
+/// once and sets both. `*result` is empty (`nnz` 0) until the work is complete, and stays so if it fails; in
+/// every case the caller ends it, before or after the work. Nothing is set when the call itself fails.
 ///
-/// `indices` and `values` are both in host memory, or both in memory of one device; ranks may differ in that. Host memory
-/// has been read when the call returns. Device memory is read when the stream of `call` comes to the call, and what the
-/// stream is given next waits until it has been read; without a stream, after what the device's default stream was given
-/// before, and it stays as it is until the operation is complete. The result is in host memory, and
-/// unisono_sparse_copy brings it to a device: how much room it needs there is known when it is complete. So a call without
-/// `work` waits for the result with a stream, too.
+/// `indices` and `values` are both in host memory, or both in memory of one device; ranks may differ in that.
+/// Host memory has been read when the call returns. Device memory is read when the stream of `call` comes to
+/// the call, and what the stream is given next waits until it has been read; without a stream, after what the
+/// device's default stream was given before, and it stays as it is until the operation is complete. The
+/// result is in host memory, and unisono_sparse_copy brings it to a device: how much room it needs there is
+/// known when it is complete. So a call without `work` waits for the result with a stream, too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_allreduce(
     ctx: *const unisono_context_t,
@@ -103,16 +104,16 @@ pub unsafe extern "C" fn unisono_sparse_nnz(sparse: *const unisono_sparse_t) -> 
     guard_or(|_| 0, || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.nnz()))
 }
 
-/// The indices in host memory, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and not to be read where there are
-/// no elements. Valid until unisono_sparse_destroy.
+/// The indices in host memory, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and
+/// not to be read where there are no elements. Valid until unisono_sparse_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_indices(sparse: *const unisono_sparse_t) -> *const i64 {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
     guard_or(|_| std::ptr::null(), || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.indices().as_ptr()))
 }
 
-/// The values in host memory, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read where there are no elements. Valid
-/// until unisono_sparse_destroy.
+/// The values in host memory, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read
+/// where there are no elements. Valid until unisono_sparse_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_values(sparse: *const unisono_sparse_t) -> *const c_void {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
@@ -122,12 +123,13 @@ pub unsafe extern "C" fn unisono_sparse_values(sparse: *const unisono_sparse_t) 
     )
 }
 
-/// Copies the result to `indices` (dims × nnz numbers) and `values` (nnz × block values), both in host memory or both in
-/// memory of one device; NULL for what is not wanted. The result may be ended as soon as this returns.
+/// Copies the result to `indices` (dims × nnz numbers) and `values` (nnz × block values), both in host memory
+/// or both in memory of one device; NULL for what is not wanted. The result may be ended as soon as this
+/// returns.
 ///
-/// To a device the copies are in the order of `stream`, and this returns at once. With NULL they come after what the device's
-/// default stream was given before, and are there on return. For host memory `stream` is NULL. UNISONO_INVALID_USAGE while
-/// the result is not there.
+/// To a device the copies are in the order of `stream`, and this returns at once. With NULL they come after
+/// what the device's default stream was given before, and are there on return. For host memory `stream` is
+/// NULL. UNISONO_INVALID_USAGE while the result is not there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_copy(
     sparse: *const unisono_sparse_t,

@@ -28,8 +28,8 @@ pub enum unisono_status {
     UNISONO_TIMEOUT = 4,
     /// A peer died, left, or reported a failure.
     UNISONO_PEER_FAILED = 5,
-    /// The program ended it: unisono_context_abort on some rank, or, and then the context has not failed, unisono_work_cancel or
-    /// unisono_buffer_abort_wait.
+    /// The program ended it: unisono_context_abort on some rank, or, and then the context has not failed,
+    /// unisono_work_cancel or unisono_buffer_abort_wait.
     UNISONO_ABORTED = 6,
     /// This rank is not a member of the group.
     UNISONO_NOT_MEMBER = 7,
@@ -47,19 +47,19 @@ pub enum unisono_status {
     UNISONO_IN_PROGRESS = 13,
 }
 
-/// The text of this thread's last failure: one line that says what happened, where, and what to do. Empty if nothing
-/// has failed. Never NULL.
+/// The text of this thread's last failure: one line that says what happened, where, and what to do. Empty if
+/// nothing has failed. Never NULL.
 ///
-/// The text belongs to the library and stays valid until the next call that fails on the same thread, or the end of
-/// the thread; calls that succeed leave it alone. For a failure that happened later, on another thread, see
-/// unisono_work_error and unisono_context_error.
+/// The text belongs to the library and stays valid until the next call that fails on the same thread, or the
+/// end of the thread; calls that succeed leave it alone. For a failure that happened later, on another
+/// thread, see unisono_work_error and unisono_context_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn unisono_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ref().map_or(c"".as_ptr(), |text| text.as_ptr()))
 }
 
-/// The name of a status as the header spells it, such as "UNISONO_TIMEOUT"; "unknown status" for any other number.
-/// The text is static.
+/// The name of a status as the header spells it, such as "UNISONO_TIMEOUT"; "unknown status" for any other
+/// number. The text is static.
 #[unsafe(no_mangle)]
 pub extern "C" fn unisono_status_name(status: unisono_status_t) -> *const c_char {
     status_name(status).as_ptr()
@@ -86,7 +86,8 @@ fn status_name(status: unisono_status_t) -> &'static CStr {
 }
 
 thread_local! {
-    /// Not dropped with its thread, but behind all that runs there: destructors of the program read it, too, and fail.
+    /// Not dropped with its thread, but behind all that runs there: destructors of the program read it, too,
+    /// and fail.
     static LAST_ERROR: RefCell<ManuallyDrop<Option<CString>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 

@@ -23,8 +23,8 @@ use super::handle::{Handle, handle};
 use super::status::{guard, guard_or, unisono_status_t};
 
 /// A store: a small dictionary that all ranks of a group reach, through which they find each other. Ended by
-/// unisono_store_destroy; contexts and prefix stores made from it keep what they need of it. All functions may be
-/// called from any thread.
+/// unisono_store_destroy; contexts and prefix stores made from it keep what they need of it. All functions
+/// may be called from any thread.
 pub struct unisono_store_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -45,34 +45,37 @@ impl StoreHandle {
     }
 }
 
-/// Where a TCP store is. Start from UNISONO_TCP_STORE_OPTIONS_INIT; what is zero or NULL is unset. Read during the call only.
+/// Where a TCP store is. Start from UNISONO_TCP_STORE_OPTIONS_INIT; what is zero or NULL is unset. Read
+/// during the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct unisono_tcp_store_options_t {
     /// sizeof(unisono_tcp_store_options_t), as UNISONO_TCP_STORE_OPTIONS_INIT sets it.
     pub size: u64,
-    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host. The process that serves listens on
-    /// this if it is an address, else on all addresses of the host.
+    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host. The process that serves
+    /// listens on this if it is an address, else on all addresses of the host.
     pub host: *const c_char,
     /// The port, 1 to 65535. 0 only with `serve`: any free port, which unisono_store_port tells.
     pub port: u32,
-    /// 1 in the one process that serves the store, usually rank 0's; 0 in the others. The server ends with the last
-    /// handle or context that uses it.
+    /// 1 in the one process that serves the store, usually rank 0's; 0 in the others. The server ends with
+    /// the last handle or context that uses it.
     pub serve: i32,
-    /// A text that server and clients share; others are turned away. NULL: whoever reaches the port is let in.
+    /// A text that server and clients share; others are turned away. NULL: whoever reaches the port is let
+    /// in.
     pub secret: *const c_char,
     /// Milliseconds to try to connect, since the server may start later; 0: UNISONO_DEFAULT_TIMEOUT_MS.
     pub timeout_ms: u64,
 }
 
-// SAFETY: repr(C) from `size: u64` on, eight bytes a field (two of four), and integers and pointers are valid as zeros.
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (two of four), and integers and pointers are valid
+// as zeros.
 unsafe impl Options for unisono_tcp_store_options_t {
     const INIT: &'static str = "UNISONO_TCP_STORE_OPTIONS_INIT";
     const FIRST_SIZE: u64 = 40;
 }
 
-/// Creates a store in a directory that all ranks reach, of one host or of several through a network file system. The
-/// directory is made if it is missing, and is not removed: a new job needs a new one.
+/// Creates a store in a directory that all ranks reach, of one host or of several through a network file
+/// system. The directory is made if it is missing, and is not removed: a new job needs a new one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_create_file(
     path: *const c_char,
@@ -139,8 +142,8 @@ pub unsafe extern "C" fn unisono_store_create_tcp(
     })
 }
 
-/// Creates a part of another store: its keys are those of `parent` that begin with `prefix`, so that several groups use
-/// one store without meeting. `parent` may be destroyed before it.
+/// Creates a part of another store: its keys are those of `parent` that begin with `prefix`, so that several
+/// groups use one store without meeting. `parent` may be destroyed before it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_create_prefix(
     parent: *const unisono_store_t,
@@ -159,8 +162,8 @@ pub unsafe extern "C" fn unisono_store_create_prefix(
     })
 }
 
-/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it. Waits for the store's answer, for
-/// UNISONO_DEFAULT_TIMEOUT_MS at most; functions of the caller's own have no limit.
+/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it. Waits for the store's answer,
+/// for UNISONO_DEFAULT_TIMEOUT_MS at most; functions of the caller's own have no limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_set(
     store: *const unisono_store_t,
@@ -179,9 +182,10 @@ pub unsafe extern "C" fn unisono_store_set(
     })
 }
 
-/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options; UNISONO_FOREVER: for ever; a server
-/// that does not answer is given half a second more), and gives a copy of its value: `*value` is freed by unisono_free and is never
-/// NULL, `*bytes` is its length. Neither `value` nor `bytes` may be NULL.
+/// Waits until `key` exists, for at most `timeout_ms` milliseconds (0 only looks, unlike in options;
+/// UNISONO_FOREVER: for ever; a server that does not answer is given half a second more), and gives a copy of
+/// its value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length. Neither `value`
+/// nor `bytes` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_get(
     store: *const unisono_store_t,
@@ -206,9 +210,10 @@ pub unsafe extern "C" fn unisono_store_get(
     })
 }
 
-/// The file that a store of unisono_store_create_file, or a part of one, keeps `key` in, whether it is there or not: `*path`, absolute, is freed by
-/// unisono_free. Programs remove the files of what they have set once nobody looks for it any more, so that the keys serve again; which
-/// is nothing for keys that are added to. Other stores: UNISONO_UNSUPPORTED.
+/// The file that a store of unisono_store_create_file, or a part of one, keeps `key` in, whether it is there
+/// or not: `*path`, absolute, is freed by unisono_free. Programs remove the files of what they have set once
+/// nobody looks for it any more, so that the keys serve again; which is nothing for keys that are added to.
+/// Other stores: UNISONO_UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_key_file(
     store: *const unisono_store_t,
@@ -232,8 +237,8 @@ pub unsafe extern "C" fn unisono_store_key_file(
     })
 }
 
-/// As unisono_store_get, without waiting for the key: if it does not exist, the status is UNISONO_OK, `*value` NULL and
-/// `*bytes` 0. Waits for the store's answer as unisono_store_set.
+/// As unisono_store_get, without waiting for the key: if it does not exist, the status is UNISONO_OK,
+/// `*value` NULL and `*bytes` 0. Waits for the store's answer as unisono_store_set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_try_get(
     store: *const unisono_store_t,
@@ -260,8 +265,8 @@ pub unsafe extern "C" fn unisono_store_try_get(
     })
 }
 
-/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be NULL. Waits for the
-/// store's answer as unisono_store_set.
+/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be
+/// NULL. Waits for the store's answer as unisono_store_set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_store_add(
     store: *const unisono_store_t,

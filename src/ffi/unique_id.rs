@@ -8,8 +8,8 @@ use crate::rendezvous::id::served;
 use super::argument::{optional_text, out};
 use super::status::{guard, unisono_status_t};
 
-/// A unique id: one rank makes it, the program carries it to the others by any means, all create their context from it.
-/// It holds an address and a secret: whoever has it can join the group.
+/// A unique id: one rank makes it, the program carries it to the others by any means, all create their
+/// context from it. It holds an address and a secret: whoever has it can join the group.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct unisono_unique_id_t {
@@ -17,9 +17,11 @@ pub struct unisono_unique_id_t {
     pub bytes: [u8; 128],
 }
 
-/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the process ends; if it
-/// is no rank of it, until it makes an id a minute or more after the last rank has gone from there. Meetings that have failed are served for a minute or more, so that ranks that come late are told why, but no more than the last eight.
-/// The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is
+/// destroyed, or the process ends; if it is no rank of it, until it makes an id a minute or more after the
+/// last rank has gone from there. Meetings that have failed are served for a minute or more, so that ranks
+/// that come late are told why, but no more than the last eight. The id has the addresses of the interface of
+/// UNISONO_INTERFACE, or of one that the library chooses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) -> unisono_status_t {
     guard(|| {
@@ -30,7 +32,8 @@ pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) 
     })
 }
 
-/// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context. NULL: as there.
+/// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context.
+/// NULL: as there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_unique_id_create_on(
     interface: *const c_char,
@@ -46,8 +49,9 @@ pub unsafe extern "C" fn unisono_unique_id_create_on(
     })
 }
 
-/// Ends the serving of an id that this process has made and that nobody will meet by, since the program could not pass it on. A context
-/// that is being made from it, or has been, keeps it served. For an id of another process there is nothing to do.
+/// Ends the serving of an id that this process has made and that nobody will meet by, since the program could
+/// not pass it on. A context that is being made from it, or has been, keeps it served. For an id of another
+/// process there is nothing to do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_unique_id_release(id: *const unisono_unique_id_t) -> unisono_status_t {
     guard(|| {

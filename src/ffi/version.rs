@@ -2,8 +2,8 @@
 
 use std::ffi::{c_char, c_void};
 
-/// The version of the library as one number: major × 10000 + minor × 100 + patch. Compare it with UNISONO_VERSION, the
-/// version of the header.
+/// The version of the library as one number: major × 10000 + minor × 100 + patch. Compare it with
+/// UNISONO_VERSION, the version of the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn unisono_version() -> u32 {
     UNISONO_VERSION
@@ -15,7 +15,8 @@ pub extern "C" fn unisono_version_string() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Frees memory that a function of the library has handed out and documents as freed by unisono_free. NULL is fine.
+/// Frees memory that a function of the library has handed out and documents as freed by unisono_free. NULL is
+/// fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_free(memory: *mut c_void) {
     // SAFETY: NULL, or by the contract from `malloc` (see `store::hand_out`) and freed once.

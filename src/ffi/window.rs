@@ -22,17 +22,20 @@ handle!(unisono_window_t, WindowHandle);
 /// A registered window.
 pub(super) struct WindowHandle(#[expect(dead_code, reason = "it is ended when dropped")] Window);
 
-/// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with memory of its own.
+/// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with
+/// memory of its own.
 ///
-/// Long calls share memory where windows hold it, and stage nothing: the receive buffers of allgather, alltoall and broadcast, the send
-/// buffers of reduce_scatter, both of allreduce. Where GPUs do not reach each other, or the memory is not from cudaMalloc, cuMemAlloc or
-/// ncclMemAlloc, a window changes nothing. Where GPUs exchange and a rank gives what is no memory of its GPU, all get
-/// UNISONO_INVALID_ARGUMENT, with a text that names it.
+/// Long calls share memory where windows hold it, and stage nothing: the receive buffers of allgather,
+/// alltoall and broadcast, the send buffers of reduce_scatter, both of allreduce. Where GPUs do not reach
+/// each other, or the memory is not from cudaMalloc, cuMemAlloc or ncclMemAlloc, a window changes nothing.
+/// Where GPUs exchange and a rank gives what is no memory of its GPU, all get UNISONO_INVALID_ARGUMENT, with
+/// a text that names it.
 ///
-/// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an alltoall is in place on all of
-/// them, or on none; windows are created and destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH, but for
-/// captured ones: those are not compared, and what they do is undefined.
-/// The memory stays allocated until the window is destroyed and everything that used it is done, graphs too.
+/// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an
+/// alltoall is in place on all of them, or on none; windows are created and destroyed on all between the same
+/// two calls. Otherwise calls fail with UNISONO_MISMATCH, but for captured ones: those are not compared, and
+/// what they do is undefined. The memory stays allocated until the window is destroyed and everything that
+/// used it is done, graphs too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_window_create(
     ctx: *const unisono_context_t,

@@ -18,8 +18,8 @@ use super::handle::{Handle, handle};
 use super::point_to_point::UNISONO_NO_RANK;
 use super::status::{c_text, guard, guard_or, unisono_last_error, unisono_status_t};
 
-/// An operation under way. Made by every call that is given a `work`; ended by unisono_work_destroy. All functions may be
-/// called from any thread, also several at once.
+/// An operation under way. Made by every call that is given a `work`; ended by unisono_work_destroy. All
+/// functions may be called from any thread, also several at once.
 pub struct unisono_work_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -27,8 +27,8 @@ pub struct unisono_work_t {
 
 handle!(unisono_work_t, WorkHandle);
 
-/// What a completed work calls: `status` and `error` are what unisono_work_status and unisono_work_error would answer;
-/// the text is valid during the call.
+/// What a completed work calls: `status` and `error` are what unisono_work_status and unisono_work_error
+/// would answer; the text is valid during the call.
 pub type unisono_work_callback_t =
     Option<unsafe extern "C" fn(user: *mut c_void, status: unisono_status_t, error: *const c_char)>;
 
@@ -139,8 +139,8 @@ unsafe fn kept(work: *const unisono_work_t) -> Result<Work> {
     unsafe { Handle::borrow(work, "work") }.map(|handle| handle.work.clone())
 }
 
-/// Waits until the operation is complete, moving it in this thread, and returns its outcome. It ends at the operation's
-/// own deadline at the latest. May be called again, and gives the same outcome.
+/// Waits until the operation is complete, moving it in this thread, and returns its outcome. It ends at the
+/// operation's own deadline at the latest. May be called again, and gives the same outcome.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_wait(work: *const unisono_work_t) -> unisono_status_t {
     guard(|| {
@@ -150,9 +150,9 @@ pub unsafe extern "C" fn unisono_work_wait(work: *const unisono_work_t) -> uniso
     })
 }
 
-/// As unisono_work_wait, for at most `timeout_ms` milliseconds: UNISONO_TIMEOUT then, and the operation runs on (so
-/// does a failure with UNISONO_TIMEOUT of its own deadline read: unisono_work_status tells the two apart). 0 only
-/// looks; UNISONO_FOREVER is unisono_work_wait.
+/// As unisono_work_wait, for at most `timeout_ms` milliseconds: UNISONO_TIMEOUT then, and the operation runs
+/// on (so does a failure with UNISONO_TIMEOUT of its own deadline read: unisono_work_status tells the two
+/// apart). 0 only looks; UNISONO_FOREVER is unisono_work_wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_wait_for(
     work: *const unisono_work_t,
@@ -165,8 +165,8 @@ pub unsafe extern "C" fn unisono_work_wait_for(
     })
 }
 
-/// Sets `*done` to 1 if the operation is complete, successfully or not, else to 0. Never blocks. Returns UNISONO_OK in
-/// both cases; unisono_work_status has the outcome.
+/// Sets `*done` to 1 if the operation is complete, successfully or not, else to 0. Never blocks. Returns
+/// UNISONO_OK in both cases; unisono_work_status has the outcome.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_test(work: *const unisono_work_t, done: *mut i32) -> unisono_status_t {
     guard(|| {
@@ -179,7 +179,8 @@ pub unsafe extern "C" fn unisono_work_test(work: *const unisono_work_t, done: *m
     })
 }
 
-/// The outcome of the operation, UNISONO_IN_PROGRESS while it runs. Never blocks. UNISONO_INVALID_ARGUMENT for NULL.
+/// The outcome of the operation, UNISONO_IN_PROGRESS while it runs. Never blocks. UNISONO_INVALID_ARGUMENT
+/// for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_status(work: *const unisono_work_t) -> unisono_status_t {
     guard_or(
@@ -233,9 +234,10 @@ pub unsafe extern "C" fn unisono_work_source(
     })
 }
 
-/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already is and
-/// this is no callback, else from the thread that completes it or one of the library's. The callback does not block; it may start
-/// operations (with a `work`) and destroy works, this one included. May be called several times for several callbacks.
+/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already
+/// is and this is no callback, else from the thread that completes it or one of the library's. The callback
+/// does not block; it may start operations (with a `work`) and destroy works, this one included. May be
+/// called several times for several callbacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_on_complete(
     work: *const unisono_work_t,
@@ -267,12 +269,13 @@ pub unsafe extern "C" fn unisono_work_on_complete(
     })
 }
 
-/// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that has begun to move is
-/// lost: what came of a receive means nothing, and the other side of it fails with UNISONO_PEER_FAILED, if it has not ended; one that
-/// has not is for the next receive, or was never sent. A send that goes whole all the same, the rest of it from a copy, ends as
-/// complete. UNISONO_INVALID_USAGE for other operations, and for those that GPUs exchange:
-/// they end by themselves, by their deadline, or by unisono_context_abort. Of one that goes by way of the host on a stream the buffer is free in
-/// the order of that stream. A completed operation stays as it is.
+/// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that
+/// has begun to move is lost: what came of a receive means nothing, and the other side of it fails with
+/// UNISONO_PEER_FAILED, if it has not ended; one that has not is for the next receive, or was never sent. A
+/// send that goes whole all the same, the rest of it from a copy, ends as complete. UNISONO_INVALID_USAGE for
+/// other operations, and for those that GPUs exchange: they end by themselves, by their deadline, or by
+/// unisono_context_abort. Of one that goes by way of the host on a stream the buffer is free in the order of
+/// that stream. A completed operation stays as it is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_cancel(work: *const unisono_work_t) -> unisono_status_t {
     guard(|| {
@@ -282,11 +285,12 @@ pub unsafe extern "C" fn unisono_work_cancel(work: *const unisono_work_t) -> uni
     })
 }
 
-/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless
-/// the stream waits for many operations already: see the `stream` of a call. For an operation on device memory that goes through the
-/// host and was given no stream, it returns when that is complete, unless CUDA_DEVICE_MAX_CONNECTIONS is 32.
-/// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
-/// captured. NULL is the default stream of the thread's current device.
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host.
+/// Returns at once, unless the stream waits for many operations already: see the `stream` of a call. For an
+/// operation on device memory that goes through the host and was given no stream, it returns when that is
+/// complete, unless CUDA_DEVICE_MAX_CONNECTIONS is 32. A failed operation lets the stream go on;
+/// unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being captured. NULL is the default
+/// stream of the thread's current device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_block_stream(
     work: *const unisono_work_t,
@@ -300,7 +304,8 @@ pub unsafe extern "C" fn unisono_work_block_stream(
     })
 }
 
-/// Ends the handle, not the operation: one that still runs, runs on, and its buffers stay in use. NULL is fine.
+/// Ends the handle, not the operation: one that still runs, runs on, and its buffers stay in use. NULL is
+/// fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_destroy(work: *mut unisono_work_t) {
     guard(|| {

@@ -1,8 +1,8 @@
 //! Conversions between the short float types and `f32`, in arithmetic that compilers vectorise.
 //!
-//! Every value of a short type is an `f32`, so widening is exact. Narrowing rounds once, to nearest, ties to even;
-//! every NaN becomes the type's canonical quiet NaN, whose sign is positive. What is too large becomes infinity, or
-//! NaN in `f8e4m3`, which has no infinity (as PyTorch converts to `float8_e4m3fn`).
+//! Every value of a short type is an `f32`, so widening is exact. Narrowing rounds once, to nearest, ties to
+//! even; every NaN becomes the type's canonical quiet NaN, whose sign is positive. What is too large becomes
+//! infinity, or NaN in `f8e4m3`, which has no infinity (as PyTorch converts to `float8_e4m3fn`).
 
 /// A float format of at most 16 bits: a sign, `EXPONENT` bits with the usual bias, `MANTISSA` bits.
 #[derive(Clone, Copy)]

@@ -12,19 +12,20 @@ use crate::sys::float::Standard;
 
 /// Combines operands of one type by one operator, for a group of one size.
 ///
-/// A fold is the canonical tree over its operands: `tree(lo, n) = tree(lo, m) ∘ tree(lo + m, n − m)`, where `m` is the
-/// largest power of two below `n`. Its bits depend on the operands' values alone: not on the processor, the alignment,
-/// the count, or how a larger tree was cut into folds through accumulators.
+/// A fold is the canonical tree over its operands: `tree(lo, n) = tree(lo, m) ∘ tree(lo + m, n − m)`, where
+/// `m` is the largest power of two below `n`. Its bits depend on the operands' values alone: not on the
+/// processor, the alignment, the count, or how a larger tree was cut into folds through accumulators.
 ///
 /// - Integers wrap; their average is the wrapped sum, divided and truncated toward zero; a pre-multiplied sum
 ///   multiplies by the scalar truncated (and saturated) to the type.
-/// - `f16`, `bf16` and both `f8` accumulate in `f32` and are rounded once, to nearest, ties to even. What is too large
-///   becomes infinity; in `f8e4m3`, which has none, NaN.
+/// - `f16`, `bf16` and both `f8` accumulate in `f32` and are rounded once, to nearest, ties to even. What is
+///   too large becomes infinity; in `f8e4m3`, which has none, NaN.
 /// - A NaN on either side of minimum and maximum gives NaN; −0 is below +0.
-/// - A NaN that is stored as an element is the type's canonical one: quiet, positive, nothing else in its payload
-///   (0x7f in `f8e4m3`). In an accumulator its sign and payload are unspecified.
+/// - A NaN that is stored as an element is the type's canonical one: quiet, positive, nothing else in its
+///   payload (0x7f in `f8e4m3`). In an accumulator its sign and payload are unspecified.
 /// - A caller's own function works on elements, and what it writes is stored as it is.
-/// - How the thread rounds, whether it flushes subnormal numbers and what it traps makes no difference, but to a caller's own function.
+/// - How the thread rounds, whether it flushes subnormal numbers and what it traps makes no difference, but
+///   to a caller's own function.
 #[derive(Clone, Copy)]
 pub struct Reducer {
     dtype: DataType,
@@ -41,8 +42,8 @@ pub struct Operand {
     pub address: *const u8,
     /// What its positions hold.
     pub representation: Representation,
-    /// What [`Operator::PreMulSum`] multiplies elements by, in the accumulator. Accumulators are taken as scaled
-    /// already, and other operators do not look at it.
+    /// What [`Operator::PreMulSum`] multiplies elements by, in the accumulator. Accumulators are taken as
+    /// scaled already, and other operators do not look at it.
     pub scale: f64,
 }
 
@@ -93,18 +94,20 @@ impl Reducer {
         }
     }
 
-    /// Combines `count` positions of `operands`, in the canonical order, into `out`, which holds `representation`.
+    /// Combines `count` positions of `operands`, in the canonical order, into `out`, which holds
+    /// `representation`.
     ///
-    /// Storing elements applies the final step: average divides, short floats are rounded, NaNs become canonical.
-    /// Storing accumulators leaves that to a later fold. One operand is converted. A count of 0 touches nothing.
+    /// Storing elements applies the final step: average divides, short floats are rounded, NaNs become
+    /// canonical. Storing accumulators leaves that to a later fold. One operand is converted. A count of 0
+    /// touches nothing.
     ///
     /// # Panics
     /// If there are no operands.
     ///
     /// # Safety
-    /// Every operand is readable, and `out` writable, for `count` positions of its representation, at any alignment.
-    /// `out` overlaps no operand, except that it may be operands: same address, same size of a position. Nobody writes
-    /// the operands or touches `out` meanwhile.
+    /// Every operand is readable, and `out` writable, for `count` positions of its representation, at any
+    /// alignment. `out` overlaps no operand, except that it may be operands: same address, same size of a
+    /// position. Nobody writes the operands or touches `out` meanwhile.
     pub unsafe fn fold(
         &self,
         operands: &[Operand],
@@ -142,8 +145,8 @@ impl Reducer {
         }
     }
 
-    /// Folds any number of operands over one block of positions from `at`. The halves of the tree go through blocks
-    /// that stay in the first-level cache, so each operand is still read from memory once.
+    /// Folds any number of operands over one block of positions from `at`. The halves of the tree go through
+    /// blocks that stay in the first-level cache, so each operand is still read from memory once.
     ///
     /// # Safety
     /// As [`Reducer::fold`]; `count` is at most [`BLOCK`].
@@ -184,8 +187,9 @@ impl Reducer {
         unsafe { kernel(&Call { operands: &here, out, representation, count, ranks }) }
     }
 
-    /// The canonical tree by the caller's function, over one block of positions from `at`, into `out`. The function
-    /// sees aligned elements only, and never the output: that may be an operand which is still to be read.
+    /// The canonical tree by the caller's function, over one block of positions from `at`, into `out`. The
+    /// function sees aligned elements only, and never the output: that may be an operand which is still to be
+    /// read.
     ///
     /// # Safety
     /// As [`Reducer::fold`]; `count` is at most [`BLOCK`].

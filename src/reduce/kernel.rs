@@ -1,9 +1,10 @@
 //! The loop that folds a few operands, written once for every type, operator and instruction set.
 //!
-//! A kernel walks over the positions in groups of lanes that fit in a few registers: it loads the group of every
-//! operand, combines them in the canonical order, applies the final step if an element is wanted, and stores. So every
-//! operand is read once, the output is written once, and the output may be one of the operands. The last, partial
-//! group goes through the same code by way of a padded copy; hence equal inputs give equal bits wherever they lie.
+//! A kernel walks over the positions in groups of lanes that fit in a few registers: it loads the group of
+//! every operand, combines them in the canonical order, applies the final step if an element is wanted, and
+//! stores. So every operand is read once, the output is written once, and the output may be one of the
+//! operands. The last, partial group goes through the same code by way of a padded copy; hence equal inputs
+//! give equal bits wherever they lie.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -26,8 +27,8 @@ pub(super) struct Call<'a> {
 /// The processor has the instruction set, and the pointers are valid as [`super::Reducer::fold`] wants them.
 pub(super) type Kernel = unsafe fn(&Call<'_>);
 
-/// The most operands of one kernel call. More are folded by way of blocks in the first-level cache; kernels for more,
-/// or for all operators, were no faster by what they cost in size and in time to compile.
+/// The most operands of one kernel call. More are folded by way of blocks in the first-level cache; kernels
+/// for more, or for all operators, were no faster by what they cost in size and in time to compile.
 pub(super) const WIDEST: usize = 4;
 
 /// One accumulator.
@@ -55,7 +56,8 @@ pub(super) trait Lanes: Copy {
     type Scalar: Scalar;
     const COUNT: usize;
     /// # Safety
-    /// `from` is readable for [`Lanes::COUNT`] accumulators; this and every other method: the instruction set is there.
+    /// `from` is readable for [`Lanes::COUNT`] accumulators; this and every other method: the instruction set
+    /// is there.
     unsafe fn load(from: *const u8) -> Self;
     /// # Safety
     /// `into` is writable for [`Lanes::COUNT`] accumulators.
@@ -202,8 +204,9 @@ unsafe fn fold_array<L: Lanes, C: Codec<L>, O: Combine<L>, const K: usize>(
     let mut padded = [Padded([0; PADDED]); K];
     let mut padded_out = Padded([0; PADDED]);
     let (mut operands, mut out, mut end) = (*operands, call.out, whole);
-    // SAFETY: groups below `whole` lie inside the operands and the output. The partial group is copied to and from
-    // arrays that hold a full one. All loads of a group precede its store, so the output may be an operand.
+    // SAFETY: groups below `whole` lie inside the operands and the output. The partial group is copied to and
+    // from arrays that hold a full one. All loads of a group precede its store, so the output may be an
+    // operand.
     unsafe {
         loop {
             let mut at = 0;
@@ -211,8 +214,8 @@ unsafe fn fold_array<L: Lanes, C: Codec<L>, O: Combine<L>, const K: usize>(
                 let group = tree::<L, C, O, K>(&operands, at);
                 store::<L, C, O>(group, out, call.representation, at, call.ranks);
                 at += L::COUNT;
-                // No instruction. It keeps the compiler from vectorising across groups, with gathers and scatters;
-                // within a group it does so with plain loads and stores.
+                // No instruction. It keeps the compiler from vectorising across groups, with gathers and
+                // scatters; within a group it does so with plain loads and stores.
                 compiler_fence(Ordering::SeqCst);
             }
             if rest == 0 {

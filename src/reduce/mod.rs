@@ -1,9 +1,9 @@
 //! Element types, operators, and the loops that combine elements.
 //!
-//! Three representations meet here. An *element* is what the caller's buffer holds. An *accumulator* is what partial
-//! results are kept in: `f32` for `f16`, `bf16` and both `f8`, the element itself for every other type and for the
-//! caller's own functions. A *result* is an accumulator after the operator's final step (average divides), rounded
-//! once to an element, with NaNs made canonical.
+//! Three representations meet here. An *element* is what the caller's buffer holds. An *accumulator* is what
+//! partial results are kept in: `f32` for `f16`, `bf16` and both `f8`, the element itself for every other
+//! type and for the caller's own functions. A *result* is an accumulator after the operator's final step
+//! (average divides), rounded once to an element, with NaNs made canonical.
 
 mod convert;
 mod fold;
@@ -119,9 +119,9 @@ pub enum Representation {
     Accumulator,
 }
 
-/// The caller's own reduction: `accumulator[i] = accumulator[i] ∘ operand[i]` for `count` elements of `dtype`.
-/// Associative; it need not commute, since the canonical order keeps left on the left. It may be called from any
-/// thread of the library, several at once.
+/// The caller's own reduction: `accumulator[i] = accumulator[i] ∘ operand[i]` for `count` elements of
+/// `dtype`. Associative; it need not commute, since the canonical order keeps left on the left. It may be
+/// called from any thread of the library, several at once.
 pub type CustomFunction = unsafe extern "C" fn(
     accumulator: *mut std::ffi::c_void,
     operand: *const std::ffi::c_void,
@@ -139,7 +139,8 @@ pub struct Custom {
     pub user: *mut std::ffi::c_void,
 }
 
-/// Equal addresses. Copies of one function may differ in theirs, so unequal does not mean that they do different things.
+/// Equal addresses. Copies of one function may differ in theirs, so unequal does not mean that they do
+/// different things.
 impl PartialEq for Custom {
     fn eq(&self, other: &Custom) -> bool {
         std::ptr::fn_addr_eq(self.function, other.function) && self.user == other.user

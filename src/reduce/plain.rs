@@ -1,4 +1,5 @@
-//! Lanes as arrays: plain arithmetic that the compiler vectorises for whatever instruction set is enabled around it.
+//! Lanes as arrays: plain arithmetic that the compiler vectorises for whatever instruction set is enabled
+//! around it.
 
 use super::convert::{E4M3, E5M2, Half, narrow_bf16, widen_bf16};
 use super::kernel::{BitLanes, Bits, FloatLanes, Lanes, Scalar};
@@ -125,9 +126,9 @@ macro_rules! float_scalar {
             fn multiply(self, other: Self) -> Self {
                 self * other
             }
-            /// −0 is below +0; a NaN on either side gives NaN. Each choice gives its second operand when neither is
-            /// smaller, so the two differ for zeros and NaNs alone: there the bits of both sides meet, which leaves
-            /// the sign of −0 and a NaN a NaN.
+            /// −0 is below +0; a NaN on either side gives NaN. Each choice gives its second operand when
+            /// neither is smaller, so the two differ for zeros and NaNs alone: there the bits of both sides
+            /// meet, which leaves the sign of −0 and a NaN a NaN.
             #[inline(always)]
             fn minimum(self, other: Self) -> Self {
                 let first = if self < other { self } else { other };
@@ -170,17 +171,17 @@ macro_rules! divide_long {
     };
 }
 
-/// Division of shorter integers as one multiplication of floats, which is vectorised where a division of integers is
-/// not. The reciprocal is too large by `$excess`: by more than it is rounded, so that no whole quotient falls short,
-/// and by less than one part in the largest value of the type, so that no other quotient reaches the next whole
-/// number, which is at least `1 / ranks` away.
+/// Division of shorter integers as one multiplication of floats, which is vectorised where a division of
+/// integers is not. The reciprocal is too large by `$excess`: by more than it is rounded, so that no whole
+/// quotient falls short, and by less than one part in the largest value of the type, so that no other
+/// quotient reaches the next whole number, which is at least `1 / ranks` away.
 macro_rules! divide_short {
     ($float:ty, $excess:expr) => {
         #[inline(always)]
         fn divide(self, ranks: u32) -> Self {
             let reciprocal = (1.0 + $excess) / ranks.max(1) as $float;
-            // SAFETY: `ranks` is not 0, so the quotient has at most the size of the dividend and, being less than one
-            // above it, is in the type's range once truncated.
+            // SAFETY: `ranks` is not 0, so the quotient has at most the size of the dividend and, being less
+            // than one above it, is in the type's range once truncated.
             unsafe { (self as $float * reciprocal).to_int_unchecked() }
         }
     };

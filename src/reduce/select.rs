@@ -38,7 +38,8 @@ impl Level {
         std::iter::once(Level::Baseline)
     }
 
-    /// The kernel of a type and an operator; none for a caller's own function and for bitwise operators on floats.
+    /// The kernel of a type and an operator; none for a caller's own function and for bitwise operators on
+    /// floats.
     pub(super) fn kernel(self, dtype: DataType, operator: &Operator) -> Option<Kernel> {
         match self {
             Level::Baseline => select::<Baseline>(dtype, operator),

@@ -1,5 +1,5 @@
-//! Every kernel against an evaluation of its own: element by element, in wide integers, with the `half` crate's
-//! conversions and a search through all values of the 8-bit floats.
+//! Every kernel against an evaluation of its own: element by element, in wide integers, with the `half`
+//! crate's conversions and a search through all values of the 8-bit floats.
 
 use std::ffi::c_void;
 
@@ -276,7 +276,8 @@ impl Area {
     }
 }
 
-/// Folds copies of `operands`, each at its own alignment, with operand `in_place` as the output if there is one.
+/// Folds copies of `operands`, each at its own alignment, with operand `in_place` as the output if there is
+/// one.
 fn fold(
     reducer: &Reducer,
     operands: &[(Vec<u8>, Representation, f64)],
@@ -424,7 +425,8 @@ fn a_tree_cut_into_pairs_of_accumulators_gives_the_same_bits() {
     }
 }
 
-/// The tree over `operands`, every combination a fold of its own: raw elements on one side, accumulators on the other.
+/// The tree over `operands`, every combination a fold of its own: raw elements on one side, accumulators on
+/// the other.
 fn pairwise(
     reducer: &Reducer,
     operands: &[(Vec<u8>, Representation, f64)],
@@ -443,8 +445,8 @@ fn pairwise(
 fn averages_of_integers_truncate_as_division_does() {
     let ranks = (1..=70).chain([127, 128, 129, 255, 256, 300, 1000, 65_535, 65_537, 1 << 30, u32::MAX]);
     for ranks in ranks {
-        // Around the multiples of what it is divided by, where an inexact quotient would be one off; each type takes
-        // its low bits of them.
+        // Around the multiples of what it is divided by, where an inexact quotient would be one off; each
+        // type takes its low bits of them.
         let multiples = (0..63).flat_map(|power| [1, 3, 5, 7].map(|odd| i128::from(ranks) * (odd << power)));
         let around = multiples.flat_map(|m| [m - 1, m, m + 1, -m - 1, -m, -m + 1]);
         let extremes = (0..64).flat_map(|power| [(1 << power) - 1, -(1 << power), 1 << power]);
@@ -501,7 +503,8 @@ fn from_le(bytes: &[u8]) -> u64 {
 
 #[test]
 fn accumulators_round_once_to_the_nearest_even() {
-    // Every short float, the middle to its neighbour, and the `f32` to both sides of each; and some of any bits.
+    // Every short float, the middle to its neighbour, and the `f32` to both sides of each; and some of any
+    // bits.
     for dtype in [DataType::F16, DataType::Bf16, DataType::F8E4M3, DataType::F8E5M2] {
         let oracle = Oracle(dtype);
         let mut noise = Noise(5);

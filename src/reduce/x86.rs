@@ -16,8 +16,8 @@ pub(super) struct Avx2Floats([__m256; 2]);
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Floats([__m512; 2]);
 
-/// The arithmetic, which differs between the two in names only. `$nan_where_either` gives its first argument, but NaN
-/// where one of the others is.
+/// The arithmetic, which differs between the two in names only. `$nan_where_either` gives its first argument,
+/// but NaN where one of the others is.
 macro_rules! arithmetic {
     (
         $lanes:ident, $width:literal, $load:ident, $store:ident, $splat:ident, $add:ident, $multiply:ident,
@@ -56,7 +56,8 @@ macro_rules! arithmetic {
                 unsafe { $lanes([$multiply(self.0[0], other.0[0]), $multiply(self.0[1], other.0[1])]) }
             }
 
-            /// The instruction gives its second operand for two zeros or a NaN, as the choices of the scalar do.
+            /// The instruction gives its second operand for two zeros or a NaN, as the choices of the scalar
+            /// do.
             #[inline(always)]
             unsafe fn minimum(mut self, other: Self) -> Self {
                 for (a, b) in self.0.iter_mut().zip(other.0) {
@@ -246,8 +247,8 @@ impl FloatLanes for Avx2Floats {
     }
 }
 
-/// Which word goes where: the words of the lower half into the upper halves of 16 lanes; those of the upper half; and
-/// back, the upper halves of the lanes of two registers.
+/// Which word goes where: the words of the lower half into the upper halves of 16 lanes; those of the upper
+/// half; and back, the upper halves of the lanes of two registers.
 const SPREAD_LOW: [u16; 32] = every_word(0, 1);
 const SPREAD_HIGH: [u16; 32] = every_word(16, 1);
 const UPPER: [u16; 32] = every_word(1, 4);
@@ -320,8 +321,8 @@ impl FloatLanes for Avx512Floats {
         }
     }
 
-    /// The canonical NaN passes through the rounding unchanged. The instruction for this conversion of AVX512_BF16 is
-    /// of no use: it takes subnormal numbers for zero.
+    /// The canonical NaN passes through the rounding unchanged. The instruction for this conversion of
+    /// AVX512_BF16 is of no use: it takes subnormal numbers for zero.
     #[inline(always)]
     unsafe fn store_bf16(self, into: *mut u8) {
         // SAFETY: the caller's promise.

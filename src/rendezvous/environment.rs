@@ -8,8 +8,9 @@
 //! | MPICH | `PMI_RANK` | the same |
 //! | srun | `SLURM_PROCID` | the same; without `MASTER_ADDR` the first host of the step, and a port made of the job's number |
 //!
-//! The first row that applies counts. PyTorch's own store may sit on `MASTER_PORT`, so ours is one above it (one below
-//! 65535). `UNISONO_STORE` (`file:/directory` or `tcp://host:port`) goes before all of this. A job of one rank needs no store.
+//! The first row that applies counts. PyTorch's own store may sit on `MASTER_PORT`, so ours is one above it
+//! (one below 65535). `UNISONO_STORE` (`file:/directory` or `tcp://host:port`) goes before all of this. A job
+//! of one rank needs no store.
 
 #![forbid(unsafe_code)]
 
@@ -83,9 +84,11 @@ pub enum How {
         /// Its port.
         port: u16,
     },
-    /// All ranks are on this host: a directory under `TMPDIR` named after the user, the launcher's process and this.
+    /// All ranks are on this host: a directory under `TMPDIR` named after the user, the launcher's process
+    /// and this.
     Local {
-        /// The launcher's name for the job; may be empty, because the launcher's process tells jobs apart as well.
+        /// The launcher's name for the job; may be empty, because the launcher's process tells jobs apart as
+        /// well.
         job: String,
     },
 }
@@ -96,7 +99,8 @@ impl Launch {
         Launch::from_os_lookup(|name| std::env::var_os(name))
     }
 
-    /// The same for other variables. A value that is no text is refused: without its secret, a job would be open to all.
+    /// The same for other variables. A value that is no text is refused: without its secret, a job would be
+    /// open to all.
     fn from_os_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Launch> {
         let odd = RefCell::new(None);
         let launch = Launch::from_lookup(|name| match lookup(name)?.into_string() {
@@ -213,8 +217,9 @@ impl Environment<'_> {
     }
 
     fn launcher(&self) -> Result<Launcher> {
-        // Under srun with PMI both Slurm's and PMI's variables are there, and Slurm's say more. Hydra, started inside a
-        // Slurm job, inherits Slurm's from its proxy, where they number the proxies; its own say the truth.
+        // Under srun with PMI both Slurm's and PMI's variables are there, and Slurm's say more. Hydra,
+        // started inside a Slurm job, inherits Slurm's from its proxy, where they number the proxies; its own
+        // say the truth.
         let hydra = self.has("MPI_LOCALRANKID") || !self.has("SLURM_PROCID");
         let all = [
             (Launcher::Unisono, self.has("UNISONO_RANK") || self.has("UNISONO_SIZE")),

@@ -1,7 +1,7 @@
 //! A store in a directory that all ranks see: one host's disk or memory, or a shared file system.
 //!
-//! A key is a file. Values appear whole, by a rename of a temporary file, so readers need no lock; `add` takes the
-//! lock of one file in the directory. Names that begin with a dot are ours, all others are keys.
+//! A key is a file. Values appear whole, by a rename of a temporary file, so readers need no lock; `add`
+//! takes the lock of one file in the directory. Names that begin with a dot are ours, all others are keys.
 
 #![forbid(unsafe_code)]
 
@@ -24,14 +24,16 @@ use crate::sys::random;
 
 /// The longest name of a key's file; file systems take 255 bytes, and encrypting ones somewhat less.
 const LONGEST_NAME: usize = 140;
-/// How long one process may hold the lock while `add` waits for it. It needs microseconds; seconds mean that it is stopped.
+/// How long one process may hold the lock while `add` waits for it. It needs microseconds; seconds mean that
+/// it is stopped.
 const LONGEST_LOCK: Duration = Duration::from_secs(30);
 const LOCK: &str = ".lock";
 /// Bytes that whoever takes the lock writes into its file.
 const MARK: usize = 20;
 
-/// A directory as a store. Nothing is removed: a directory serves one run of a job, and a later run needs another.
-/// How long the kernel takes to read or write a file is not ours to bound; deadlines end what waits between.
+/// A directory as a store. Nothing is removed: a directory serves one run of a job, and a later run needs
+/// another. How long the kernel takes to read or write a file is not ours to bound; deadlines end what waits
+/// between.
 pub struct FileStore {
     directory: PathBuf,
     /// Makes the names of temporary files unique among all processes, also of other hosts.
@@ -173,8 +175,9 @@ impl Store for FileStore {
                 return Err(store::timed_out(self, key, since));
             }
             if pause.is_long() {
-                // Opening the directory makes a network file system ask its server again instead of remembering
-                // that the file was absent. It also finds out when the directory is gone, and the wait is vain.
+                // Opening the directory makes a network file system ask its server again instead of
+                // remembering that the file was absent. It also finds out when the directory is gone, and the
+                // wait is vain.
                 File::open(&self.directory).map_err(|cause| {
                     Error::system(
                         format!("cannot wait for key {} in {}", store::quoted(key), self.describe()),
@@ -230,8 +233,8 @@ fn mark_of(lock: &Lock) -> [u8; MARK] {
     }
 }
 
-/// Sleeps between two looks, longer each time: who has waited for long may be a little later, and the server of a file system
-/// has many who wait.
+/// Sleeps between two looks, longer each time: who has waited for long may be a little later, and the server
+/// of a file system has many who wait.
 pub(super) struct Pause {
     next: Duration,
     slept: Duration,
@@ -266,8 +269,8 @@ impl Default for Pause {
     }
 }
 
-/// The file of a key: letters, digits, `-`, `_` and inner dots as they are, all other bytes as `%` and two digits.
-/// A name that would be too long is `~` and the hash of the key; the empty key is `%`.
+/// The file of a key: letters, digits, `-`, `_` and inner dots as they are, all other bytes as `%` and two
+/// digits. A name that would be too long is `~` and the hash of the key; the empty key is `%`.
 fn file_name(key: &str) -> String {
     if key.is_empty() {
         return "%".to_owned();

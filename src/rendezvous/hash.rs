@@ -17,8 +17,8 @@ type Entries = HashMap<String, Vec<u8>>;
 pub struct HashStore {
     entries: Mutex<Entries>,
     changed: Condvar,
-    /// Where it was made. In a forked child a thread that does not exist there may have the lock, and have changed the
-    /// entries by half.
+    /// Where it was made. In a forked child a thread that does not exist there may have the lock, and have
+    /// changed the entries by half.
     fork: u32,
 }
 

@@ -1,7 +1,7 @@
 //! A unique id: 128 bytes that are all a job needs to find together.
 //!
-//! One process creates it and serves a store as long as it keeps the handle; the others get the bytes by whatever means the
-//! program has. The id carries the job's secret: whoever has it can join.
+//! One process creates it and serves a store as long as it keeps the handle; the others get the bytes by
+//! whatever means the program has. The id carries the job's secret: whoever has it can join.
 //!
 //! ```text
 //!   0  "UNISOID" version:1        56  addresses: 4 × 16, IPv4 as ::ffff:a.b.c.d, unused ones zero
@@ -35,10 +35,12 @@ pub const ID_BYTES: usize = 128;
 const MAGIC: [u8; 7] = *b"UNISOID";
 const VERSION: u8 = 1;
 const ADDRESSES: usize = 4;
-/// How long all addresses of an id may refuse until its maker is taken for gone: it has served before there was an id.
+/// How long all addresses of an id may refuse until its maker is taken for gone: it has served before there
+/// was an id.
 const GONE: Duration = Duration::from_secs(30);
 
-/// Names a job and lets its holder join it. As text, 256 hexadecimal digits; `Debug` does not show the secret.
+/// Names a job and lets its holder join it. As text, 256 hexadecimal digits; `Debug` does not show the
+/// secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UniqueId {
     instance: [u8; 16],
@@ -64,8 +66,8 @@ impl UniqueId {
                  a CIDR."
             );
         }
-        // Where the others are told loopback, nobody else needs to reach the port. Else everywhere: what is told may be an
-        // address behind a translation.
+        // Where the others are told loopback, nobody else needs to reach the port. Else everywhere: what is
+        // told may be an address behind a translation.
         let server = match addresses[0] {
             first if addresses.iter().all(IpAddr::is_loopback) => {
                 ServerHandle::start(SocketAddr::new(first, 0), Some(&secret))
@@ -83,8 +85,9 @@ impl UniqueId {
         Ok((id, server))
     }
 
-    /// The id that everybody makes who knows the place of the store, `name` of a host and its port: alike, without a word between
-    /// them. Its secret is none: who can reach the port can join. One of them serves it ([`UniqueId::serve`]).
+    /// The id that everybody makes who knows the place of the store, `name` of a host and its port: alike,
+    /// without a word between them. Its secret is none: who can reach the port can join. One of them serves
+    /// it ([`UniqueId::serve`]).
     pub fn of_place(name: &str) -> Result<UniqueId> {
         let found = name.to_socket_addrs().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
         let Some(port) = found.first().map(SocketAddr::port).filter(|port| *port != 0) else {
@@ -102,7 +105,8 @@ impl UniqueId {
         Ok(UniqueId { instance, secret, addresses, port, host: [0; 4] })
     }
 
-    /// Serves the store of an id of a place, which is this host's: there alone, if it has one of the addresses.
+    /// Serves the store of an id of a place, which is this host's: there alone, if it has one of the
+    /// addresses.
     pub fn serve(&self) -> Result<ServerHandle> {
         ServerHandle::start_as(self.instance, &self.candidates(false), &self.secret)
     }
@@ -179,8 +183,9 @@ impl UniqueId {
         &self.secret
     }
 
-    /// Connects to the id's store. On the creator's host, loopback is tried first. Where all addresses refuse, the creator is gone, or they
-    /// are not its own from here: that is an error long before a late deadline.
+    /// Connects to the id's store. On the creator's host, loopback is tried first. Where all addresses
+    /// refuse, the creator is gone, or they are not its own from here: that is an error long before a late
+    /// deadline.
     pub fn connect(&self, deadline: Deadline) -> Result<TcpStore> {
         self.connect_unless(&|| false, deadline)
     }
@@ -277,8 +282,9 @@ fn checksum(bytes: &[u8; ID_BYTES]) -> [u8; 2] {
     [hash[0], hash[1]]
 }
 
-/// The same for processes that share a loopback device: one boot of one kernel, and one network namespace. Where the
-/// system does not tell, hosts look alike; then loopback is tried in vain, and refused by the instance at worst.
+/// The same for processes that share a loopback device: one boot of one kernel, and one network namespace.
+/// Where the system does not tell, hosts look alike; then loopback is tried in vain, and refused by the
+/// instance at worst.
 fn host_fingerprint() -> [u8; 4] {
     let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();

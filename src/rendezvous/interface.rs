@@ -1,9 +1,9 @@
 //! Which of this host's addresses other hosts are told.
 //!
-//! A user may name an interface (`eth0`), an address (`10.0.0.5`) or a network (`10.0.0.0/8`, `fd00::/8`). Without a
-//! choice it is the interface of the default route; without one, the first that is up and not loopback; without one,
-//! loopback, which serves ranks of this host only. Of the interface's addresses, IPv4 come first and link-local ones last:
-//! they are used only where there is nothing else.
+//! A user may name an interface (`eth0`), an address (`10.0.0.5`) or a network (`10.0.0.0/8`, `fd00::/8`).
+//! Without a choice it is the interface of the default route; without one, the first that is up and not
+//! loopback; without one, loopback, which serves ranks of this host only. Of the interface's addresses, IPv4
+//! come first and link-local ones last: they are used only where there is nothing else.
 
 #![forbid(unsafe_code)]
 
@@ -45,8 +45,9 @@ impl Interface {
         find_in(&list, wanted, route.as_deref())
     }
 
-    /// At most so many of its addresses to listen on at any port, the best first. An IPv6 address that means nothing without
-    /// the interface that it belongs to is among them only if there is no other, and names that interface.
+    /// At most so many of its addresses to listen on at any port, the best first. An IPv6 address that means
+    /// nothing without the interface that it belongs to is among them only if there is no other, and names
+    /// that interface.
     pub fn listening(&self, most: usize) -> Vec<SocketAddr> {
         let place = |address: &IpAddr| match *address {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, 0, 0, self.index).into(),
@@ -230,7 +231,8 @@ fn shown(list: &[InterfaceAddress]) -> String {
     shown.join(", ")
 }
 
-/// The interface of the default route with the least metric, from the kernel's tables; IPv4's if there is one.
+/// The interface of the default route with the least metric, from the kernel's tables; IPv4's if there is
+/// one.
 fn default_route(v4: &str, v6: &str) -> Option<String> {
     const UP: u32 = 1;
     let hex = |text: &str| u32::from_str_radix(text, 16).ok();

@@ -1,10 +1,10 @@
 //! From what the environment says to a store that the ranks of this run share, and nobody else.
 //!
-//! A process may join several times, and several programs may run one after the other under one launcher: each time is a
-//! *run* with keys of its own. In a directory, `run_directory` tells runs apart. In a TCP store, a rank counts how
-//! often it has come there, and ranks that have come equally often are of one run. A TCP store that rank 0 serves dies with
-//! rank 0's process, so there are no older programs to be mistaken for; who meets a server that is just ending goes on
-//! to its successor.
+//! A process may join several times, and several programs may run one after the other under one launcher:
+//! each time is a *run* with keys of its own. In a directory, `run_directory` tells runs apart. In a TCP
+//! store, a rank counts how often it has come there, and ranks that have come equally often are of one run. A
+//! TCP store that rank 0 serves dies with rank 0's process, so there are no older programs to be mistaken
+//! for; who meets a server that is just ending goes on to its successor.
 
 #![forbid(unsafe_code)]
 
@@ -38,17 +38,18 @@ const PORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a rank needs to meet the others.
 pub struct Joined {
-    /// The store of this run alone. Rank 0's may be the one that serves it: rank 0 keeps it until all others need it no
-    /// more.
+    /// The store of this run alone. Rank 0's may be the one that serves it: rank 0 keeps it until all others
+    /// need it no more.
     pub store: Arc<dyn Store>,
     /// The same for all ranks of this run; authenticates its links.
     pub secret: SecretKey,
 }
 
-/// Joins the run that `launch` describes. All ranks call it equally often, and in each process one after the other.
+/// Joins the run that `launch` describes. All ranks call it equally often, and in each process one after the
+/// other.
 ///
-/// The secret is the hash of `UNISONO_SECRET`, or the id's, or made by rank 0 and put into the store; in the last case
-/// whoever can read the store can join the job.
+/// The secret is the hash of `UNISONO_SECRET`, or the id's, or made by rank 0 and put into the store; in the
+/// last case whoever can read the store can join the job.
 pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
     let joined = match &launch.store {
         How::Alone => {
@@ -83,11 +84,12 @@ pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
     Ok(joined)
 }
 
-/// The store of the last meeting of this process as rank 0, if that has failed: it says why, for ranks that come late or have yet to look.
+/// The store of the last meeting of this process as rank 0, if that has failed: it says why, for ranks that
+/// come late or have yet to look.
 static FAILED: Global<Option<Arc<dyn Store>>> = Global::new(None);
 
-/// A meeting of this process as rank 0 is over; it has failed in that store, if one is given. That is kept until the next is over, or
-/// serves a store, and as it is when the process ends.
+/// A meeting of this process as rank 0 is over; it has failed in that store, if one is given. That is kept
+/// until the next is over, or serves a store, and as it is when the process ends.
 pub fn is_over(failed: Option<Arc<dyn Store>>) {
     if let Some(store) = failed.as_ref().filter(|store| store.file_of("").is_some()) {
         let _ = store.set(directory::FAILED, &[], Deadline::after(PORT_PATIENCE));
@@ -238,7 +240,8 @@ fn counted(store: Arc<dyn Store>, rank: usize, deadline: Deadline) -> Result<Arc
     Ok(Arc::new(PrefixStore::new(store, &format!("run {run}"))))
 }
 
-/// Tells, as rank 0, or learns, as another, how the run begins: the job's size, and the secret or a proof of it.
+/// Tells, as rank 0, or learns, as another, how the run begins: the job's size, and the secret or a proof of
+/// it.
 fn open(
     launch: &Launch,
     store: Arc<dyn Store>,
@@ -330,7 +333,8 @@ fn known(port: u16, secret: Option<&SecretKey>) -> Option<Arc<ServerHandle>> {
     known.and_then(|known| known.server.upgrade())
 }
 
-/// Whether an ancestor of this process had its server at that port when it forked. Who has it now may be that ancestor.
+/// Whether an ancestor of this process had its server at that port when it forked. Who has it now may be that
+/// ancestor.
 fn is_inherited(port: u16, secret: Option<&SecretKey>) -> bool {
     SERVERS.read().iter().any(|known| known.is(port, secret) && known.fork != fork::generation())
 }
@@ -356,9 +360,9 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
             fail!(System, "rank 0 cannot resolve '{host}', where it should serve the store: {cause}")
         }
     };
-    // Where the others are told loopback, nobody else needs to reach the port. A name that resolves to loopback here says
-    // nothing about the others: many hosts list their own name so. Else everywhere: the name may stand for an address that
-    // this host does not know as its own, behind a translation.
+    // Where the others are told loopback, nobody else needs to reach the port. A name that resolves to
+    // loopback here says nothing about the others: many hosts list their own name so. Else everywhere: the
+    // name may stand for an address that this host does not know as its own, behind a translation.
     let is_loopback =
         host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     let loopback = addresses.first().filter(|_| is_loopback);
@@ -385,7 +389,8 @@ fn is_ours(address: &SocketAddr) -> bool {
     std::net::UdpSocket::bind(any_port).is_ok()
 }
 
-/// A name for the job that no other job of this user has: the launcher's name for it, and the launcher's process.
+/// A name for the job that no other job of this user has: the launcher's name for it, and the launcher's
+/// process.
 fn local_job(job: &str, rank_variable: &str) -> String {
     let launcher = launcher_process(rank_variable);
     let text: String =
@@ -393,7 +398,8 @@ fn local_job(job: &str, rank_variable: &str) -> String {
     if text.is_empty() { format!("{LOCAL_JOB}{launcher}") } else { format!("{LOCAL_JOB}{launcher}-{text}") }
 }
 
-/// Whether the launcher has ended that a name by [`local_job`] is of. Not where the time of its start was not to be had.
+/// Whether the launcher has ended that a name by [`local_job`] is of. Not where the time of its start was not
+/// to be had.
 fn launcher_is_gone(job: &str) -> bool {
     let mut numbers = job.strip_prefix(LOCAL_JOB).unwrap_or_default().split('-');
     let process = numbers.next().and_then(|process| process.parse().ok());
@@ -401,9 +407,9 @@ fn launcher_is_gone(job: &str) -> bool {
     process.zip(started).is_some_and(|(process, started)| stat(process).map(|(_, now)| now) != Some(started))
 }
 
-/// The nearest ancestor that was not started with a rank: the launcher, or its agent on this host. A process number comes
-/// back after a while, together with the time of its start only once in a boot. Wrappers between the launcher and the program
-/// carry the rank, so all ranks find the same process.
+/// The nearest ancestor that was not started with a rank: the launcher, or its agent on this host. A process
+/// number comes back after a while, together with the time of its start only once in a boot. Wrappers between
+/// the launcher and the program carry the rank, so all ranks find the same process.
 fn launcher_process(rank_variable: &str) -> String {
     let mut process = std::os::unix::process::parent_id();
     // No real tree is as deep.
@@ -418,7 +424,8 @@ fn launcher_process(rank_variable: &str) -> String {
     format!("{process}-{started}")
 }
 
-/// The parent of `process` if `process` itself has a rank. One whose environment we may not read is not ours to have one.
+/// The parent of `process` if `process` itself has a rank. One whose environment we may not read is not ours
+/// to have one.
 fn parent_with_rank(process: u32, rank_variable: &str) -> Option<u32> {
     let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
     let has_rank = environment
@@ -430,8 +437,8 @@ fn parent_with_rank(process: u32, rank_variable: &str) -> Option<u32> {
 /// The parent of a process, and when it started, in ticks since the boot.
 fn stat(process: u32) -> Option<(u32, u64)> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name, in parentheses, may contain anything; the fields after it are numbers. The parent is the 4th of all, the
-    // start the 22nd; the first after the name is the 3rd.
+    // The name, in parentheses, may contain anything; the fields after it are numbers. The parent is the 4th
+    // of all, the start the 22nd; the first after the name is the 3rd.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?))
 }

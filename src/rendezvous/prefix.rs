@@ -15,8 +15,8 @@ pub struct PrefixStore<S> {
 }
 
 impl<S: Store> PrefixStore<S> {
-    /// The part of `store` under `prefix`. No key of another prefix is reachable, unless one prefix continues another
-    /// after a `/`.
+    /// The part of `store` under `prefix`. No key of another prefix is reachable, unless one prefix continues
+    /// another after a `/`.
     pub fn new(store: S, prefix: &str) -> PrefixStore<S> {
         PrefixStore { store, prefix: prefix.to_owned() }
     }

@@ -1,11 +1,12 @@
 //! One run of a job among those that use the same directory.
 //!
-//! A directory outlives the processes: what an earlier run left must never be taken for this one's. Rank 0 begins a run: it
-//! makes a new subdirectory of a random name, writes that name into a file, locks the file and renames it to `leader`.
-//! The kernel ends the lock with the process, however it ends. The other ranks believe a `leader` only while it is locked,
-//! and take a seat in its run by creating a file; where the seat of their rank is taken, the run is an older one that is
-//! just ending, and they wait for the next. Rank 0 keeps a run whose meeting has failed, and marks it: who waited for a run to begin
-//! joins it also when rank 0 has ended since, and finds there what went wrong.
+//! A directory outlives the processes: what an earlier run left must never be taken for this one's. Rank 0
+//! begins a run: it makes a new subdirectory of a random name, writes that name into a file, locks the file
+//! and renames it to `leader`. The kernel ends the lock with the process, however it ends. The other ranks
+//! believe a `leader` only while it is locked, and take a seat in its run by creating a file; where the seat
+//! of their rank is taken, the run is an older one that is just ending, and they wait for the next. Rank 0
+//! keeps a run whose meeting has failed, and marks it: who waited for a run to begin joins it also when rank
+//! 0 has ended since, and finds there what went wrong.
 
 #![forbid(unsafe_code)]
 
@@ -27,7 +28,8 @@ const RUN: &str = "run-";
 /// The key by which rank 0 marks a run whose meeting has failed.
 pub(super) const FAILED: &str = "failed";
 
-/// Rank 0's hold on its run: while it lives, the others find the run. Dropping it removes the run's directory.
+/// Rank 0's hold on its run: while it lives, the others find the run. Dropping it removes the run's
+/// directory.
 pub(super) struct Leader {
     base: PathBuf,
     name: String,
@@ -52,7 +54,8 @@ pub(super) fn lead(base: &Path) -> Result<(FileStore, Leader)> {
                 return Ok((store, leader));
             }
             Err(cause) => {
-                // What has been made of it, a full disk perhaps being the cause. The first cause is the one to tell.
+                // What has been made of it, a full disk perhaps being the cause. The first cause is the one
+                // to tell.
                 let _ = fs::remove_file(new_leader(base, &name));
                 let _ = fs::remove_dir_all(base.join(&name));
                 if cause.kind() != ErrorKind::NotFound {
@@ -95,8 +98,8 @@ pub(super) fn follow(base: &Path, rank: usize, deadline: Deadline) -> Result<Fil
     }
 }
 
-/// Removes what jobs beside `base` have left whose rank 0 was killed, where `is_over` tells by the directory's name that none comes
-/// there any more.
+/// Removes what jobs beside `base` have left whose rank 0 was killed, where `is_over` tells by the
+/// directory's name that none comes there any more.
 pub(super) fn tidy(base: &Path, is_over: impl Fn(&str) -> bool) {
     let Some(entries) = base.parent().and_then(|all| fs::read_dir(all).ok()) else { return };
     for job in entries.flatten() {
@@ -114,8 +117,8 @@ pub(super) fn private_base(job: &str) -> Result<PathBuf> {
     Ok(directory.join(job))
 }
 
-/// Makes sure that `directory` exists and that nobody else can read or write in it: under a `TMPDIR` that all may write
-/// to, another user may have made it first.
+/// Makes sure that `directory` exists and that nobody else can read or write in it: under a `TMPDIR` that all
+/// may write to, another user may have made it first.
 fn private_directory(directory: &Path) -> Result<()> {
     let refused = |cause| Error::system(format!("cannot use the directory {}", directory.display()), cause);
     match DirBuilder::new().mode(0o700).create(directory) {
@@ -180,8 +183,9 @@ fn new_leader(base: &Path, name: &str) -> PathBuf {
     base.join(format!(".{name}"))
 }
 
-/// Removes the file `leader` if it is that of the run `name`. The leader of another run may put its own in its place at any
-/// moment: so it is taken away first, and put back if it turns out to be another's, unless there is a newer one by then.
+/// Removes the file `leader` if it is that of the run `name`. The leader of another run may put its own in
+/// its place at any moment: so it is taken away first, and put back if it turns out to be another's, unless
+/// there is a newer one by then.
 fn withdraw(base: &Path, name: &str) -> io::Result<()> {
     let (leader, taken) = (base.join(LEADER), base.join(format!(".{name}-taken")));
     fs::rename(&leader, &taken)?;
@@ -213,8 +217,8 @@ fn believed(base: &Path) -> io::Result<Option<(String, bool)>> {
     Ok(Some((name, lock::is_locked(&leader)?)))
 }
 
-/// The directory of the run in which we have got our seat; `None` while there is no such run. Of those whose rank 0 has ended it may be
-/// one that has failed, unless it was there `before` we came.
+/// The directory of the run in which we have got our seat; `None` while there is no such run. Of those whose
+/// rank 0 has ended it may be one that has failed, unless it was there `before` we came.
 fn seat(base: &Path, rank: usize, before: Option<&str>) -> io::Result<Option<PathBuf>> {
     let Some((name, is_led)) = believed(base)? else { return Ok(None) };
     let run = base.join(&name);

@@ -29,8 +29,8 @@ impl Drop for Scratch {
     }
 }
 
-/// A port of 127.0.0.1 that no other test can get for as long as the socket lives. Nobody listens there; a server that
-/// reuses addresses may.
+/// A port of 127.0.0.1 that no other test can get for as long as the socket lives. Nobody listens there; a
+/// server that reuses addresses may.
 pub(super) fn reserved() -> (Socket, SocketAddr) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.set_reuse_address(true).unwrap();

@@ -10,7 +10,8 @@ use sha2::{Digest, Sha256};
 use crate::error::Result;
 use crate::sys::random;
 
-/// 32 bytes shared by the ranks of a job and nobody else. Prints as `SecretKey(…)`, compares in constant time.
+/// 32 bytes shared by the ranks of a job and nobody else. Prints as `SecretKey(…)`, compares in constant
+/// time.
 #[derive(Clone)]
 pub struct SecretKey([u8; 32]);
 
@@ -56,7 +57,8 @@ impl SecretKey {
     }
 
     fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        // HMAC fills a short key with zeros up to the hash's block of 64 bytes; doing so here leaves nothing to fail.
+        // HMAC fills a short key with zeros up to the hash's block of 64 bytes; doing so here leaves nothing
+        // to fail.
         let mut block = [0; 64];
         block[..32].copy_from_slice(&self.0);
         let mut mac = Hmac::<Sha256>::new(&block.into());
@@ -112,7 +114,8 @@ mod tests {
 
     #[test]
     fn the_tag_is_hmac_sha256() {
-        // HMAC-SHA256 with key 00…00 over eight zero bytes (the count of no parts), from an independent implementation.
+        // HMAC-SHA256 with key 00…00 over eight zero bytes (the count of no parts), from an independent
+        // implementation.
         let expected = "f375180aba92888401f1919be4a8715a62763b65c1c10e1d0858e81d4d6f9fd2";
         let tag = SecretKey::new([0; 32]).tag(&[]);
         let hex: String = tag.iter().map(|byte| format!("{byte:02x}")).collect();

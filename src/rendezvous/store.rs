@@ -9,30 +9,32 @@ use std::time::Instant;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 
-/// The end of the key under which a rank that cannot join says why. A TCP store ends the waits for all keys that begin as it does, and
-/// passes on at once what it says, for who looks when the store is gone.
+/// The end of the key under which a rank that cannot join says why. A TCP store ends the waits for all keys
+/// that begin as it does, and passes on at once what it says, for who looks when the store is gone.
 pub const REFUSAL: &str = "unisono/refused";
 
 /// Keys to values, shared by all ranks of a job. Values are written once for each key in unisono's own use.
 /// Every method may be called from several threads.
 ///
-/// `deadline` is when to give up on a store that does not answer. What was asked of it may still happen afterwards.
+/// `deadline` is when to give up on a store that does not answer. What was asked of it may still happen
+/// afterwards.
 pub trait Store: Send + Sync {
     /// Writes `value` under `key` and wakes whoever waits for it.
     fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()>;
 
-    /// Waits until `key` exists and returns its value. A timeout names the key, the store and the time waited. What is
-    /// there already is given also when the deadline has passed.
+    /// Waits until `key` exists and returns its value. A timeout names the key, the store and the time
+    /// waited. What is there already is given also when the deadline has passed.
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
 
     /// The value if the key exists now.
     fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>>;
 
-    /// Adds to the number under `key` (0 if absent; kept as decimal text) and returns the sum. Atomic over all ranks.
+    /// Adds to the number under `key` (0 if absent; kept as decimal text) and returns the sum. Atomic over
+    /// all ranks.
     fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64>;
 
-    /// What is to be said if this process goes before `key` exists: `notice` under `refusal`, unless something is there, and nothing under
-    /// `key`. For stores that learn of a process's end.
+    /// What is to be said if this process goes before `key` exists: `notice` under `refusal`, unless
+    /// something is there, and nothing under `key`. For stores that learn of a process's end.
     fn will(&self, _key: &str, _refusal: &str, _notice: &[u8], _deadline: Deadline) -> Result<()> {
         Ok(())
     }
@@ -50,8 +52,8 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Whether a `get` that its deadline ends is told from one that failed, by [`Status::Timeout`], and the next is as good: then a long
-    /// wait may be cut into turns. The library's own are so.
+    /// Whether a `get` that its deadline ends is told from one that failed, by [`Status::Timeout`], and the
+    /// next is as good: then a long wait may be cut into turns. The library's own are so.
     fn has_turns(&self) -> bool {
         true
     }

@@ -19,18 +19,19 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::{fork, random};
 
-/// How long one address may take to accept and to greet before the next is tried. A host that drops packets must not
-/// use up the time of the others.
+/// How long one address may take to accept and to greet before the next is tried. A host that drops packets
+/// must not use up the time of the others.
 const ONE_TRY: Duration = Duration::from_secs(5);
-/// How long a server may take for an answer that waits for nothing, whatever the caller's deadline: after that it is lost.
+/// How long a server may take for an answer that waits for nothing, whatever the caller's deadline: after
+/// that it is lost.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long the server's host may leave unacknowledged what was sent to it. Probes are sent where nothing is on its way, and give up as
-/// soon.
+/// How long the server's host may leave unacknowledged what was sent to it. Probes are sent where nothing is
+/// on its way, and give up as soon.
 const SILENCE: Duration = Duration::from_secs(50);
 /// How much later than asked a server may say that a key did not come.
 const GRACE: Duration = Duration::from_millis(500);
-/// Within what time this host itself says that there is no way to an address. Later it is the network that says so, and it may say
-/// something else soon.
+/// Within what time this host itself says that there is no way to an address. Later it is the network that
+/// says so, and it may say something else soon.
 const AT_ONCE: Duration = Duration::from_millis(500);
 /// Who serves a store, as errors name it: one at a place that the ranks know, and an id's.
 const OF_JOB: &str = "the process that hosts it (rank 0 or the launcher)";
@@ -40,9 +41,10 @@ const KEPT: usize = 4;
 
 /// A connection to a [`tcp_server::ServerHandle`], here or elsewhere.
 ///
-/// Threads do not wait for each other: each call under way has a connection of its own, opened when there is none idle.
-/// There is no reconnecting: once the server is lost, every call fails with the first cause, since what was in the
-/// dictionary is lost as well. A server that is silent until a caller's deadline is not lost: the next call asks it again.
+/// Threads do not wait for each other: each call under way has a connection of its own, opened when there is
+/// none idle. There is no reconnecting: once the server is lost, every call fails with the first cause, since
+/// what was in the dictionary is lost as well. A server that is silent until a caller's deadline is not lost:
+/// the next call asks it again.
 pub struct TcpStore {
     /// As the caller named it, for errors.
     name: String,
@@ -80,9 +82,9 @@ impl Line {
 }
 
 impl TcpStore {
-    /// Connects to `host` (a name or an address) and `port`, trying again until the deadline: the server may start
-    /// later. What cannot become better by waiting, such as a wrong secret, fails at once. A slow name server may
-    /// delay the return beyond the deadline.
+    /// Connects to `host` (a name or an address) and `port`, trying again until the deadline: the server may
+    /// start later. What cannot become better by waiting, such as a wrong secret, fails at once. A slow name
+    /// server may delay the return beyond the deadline.
     pub fn connect(
         host: &str,
         port: u16,
@@ -94,9 +96,9 @@ impl TcpStore {
         TcpStore::connect_to(name, resolve, secret, None, None, &|| false, deadline)
     }
 
-    /// Connects to the first of `addresses` that answers, which has to be the server with this `instance`, as long as it is not
-    /// `recalled`. With `patience` it was there before: it is gone when for so long nobody, or another, has been at any address that there
-    /// is a way to.
+    /// Connects to the first of `addresses` that answers, which has to be the server with this `instance`, as
+    /// long as it is not `recalled`. With `patience` it was there before: it is gone when for so long nobody,
+    /// or another, has been at any address that there is a way to.
     pub(super) fn connect_any(
         addresses: &[SocketAddr],
         secret: &SecretKey,
@@ -164,7 +166,8 @@ impl TcpStore {
                         };
                         is_refused |= sign == Sign::Gone;
                         is_unclear |= sign == Sign::Unclear;
-                        // The last try may be cut short by the deadline, and then knows less than those before.
+                        // The last try may be cut short by the deadline, and then knows less than those
+                        // before.
                         let says_more = cause.kind() != ErrorKind::TimedOut && sign != Sign::Nothing;
                         if last.is_empty() || says_more {
                             last = format!("{address}: {cause}");
@@ -211,8 +214,8 @@ impl TcpStore {
         }
     }
 
-    /// Sends one request and returns its answer. `body` is what the operation takes, `deadline` when the answer has to
-    /// be there. An answer that is not for waiting also has to be there in time for [`ANSWER`].
+    /// Sends one request and returns its answer. `body` is what the operation takes, `deadline` when the
+    /// answer has to be there. An answer that is not for waiting also has to be there in time for [`ANSWER`].
     fn call(
         &self,
         operation: Operation,
@@ -529,7 +532,8 @@ fn dial(
     let patience = deadline.remaining_capped(ONE_TRY).max(Duration::from_millis(20));
     let deadline = Deadline::after(patience);
     let stream = TcpStream::connect_timeout(&address, patience)?;
-    // A connect to a free port of this host may, by chance, pick the same port as its own end: that is nobody.
+    // A connect to a free port of this host may, by chance, pick the same port as its own end: that is
+    // nobody.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
     }

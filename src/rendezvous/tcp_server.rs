@@ -1,8 +1,8 @@
 //! The server of a TCP store: one thread, one dictionary, any number of clients up to a limit.
 //!
-//! It lives in rank 0, in whoever made a unique id, or in the launcher. A stranger can do little: a connection that has
-//! not proved the secret is closed after some seconds, only so many of them are kept, and nothing is allocated for
-//! bytes that have not arrived.
+//! It lives in rank 0, in whoever made a unique id, or in the launcher. A stranger can do little: a
+//! connection that has not proved the secret is closed after some seconds, only so many of them are kept, and
+//! nothing is allocated for bytes that have not arrived.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,8 @@ pub struct Limits {
     pub greeting: Duration,
     /// Bytes of all keys and values together.
     pub stored: usize,
-    /// Bytes of all requests that have arrived in part: of the short ones, and of the long ones, which wait for each other.
+    /// Bytes of all requests that have arrived in part: of the short ones, and of the long ones, which wait
+    /// for each other.
     pub incomplete: usize,
 }
 
@@ -73,7 +74,8 @@ impl Deserted {
 /// Who was shut last.
 static SHUT: Global<Option<Shut>> = Global::new(None);
 
-/// A server of this process that nobody gets through to: the kernel has refused to accept connections for a while.
+/// A server of this process that nobody gets through to: the kernel has refused to accept connections for a
+/// while.
 struct Shut {
     instance: [u8; 16],
     at: Instant,
@@ -100,8 +102,8 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Serves on `address`; port 0 is any free one. With a secret, only clients who know it; without, everyone who
-    /// can reach the port.
+    /// Serves on `address`; port 0 is any free one. With a secret, only clients who know it; without,
+    /// everyone who can reach the port.
     pub fn start(address: SocketAddr, secret: Option<&SecretKey>) -> Result<ServerHandle> {
         ServerHandle::start_with(address, secret, Limits::default())
     }
@@ -110,13 +112,14 @@ impl ServerHandle {
     pub fn start_everywhere(port: u16, secret: Option<&SecretKey>) -> Result<ServerHandle> {
         let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
         ServerHandle::start(both, secret).or_else(|first| {
-            // The kernel may lack IPv6. If the cause is another, such as a port in use, IPv4 fails the same way, and
-            // the first error is the one to tell.
+            // The kernel may lack IPv6. If the cause is another, such as a port in use, IPv4 fails the same
+            // way, and the first error is the one to tell.
             ServerHandle::start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), secret).map_err(|_| first)
         })
     }
 
-    /// Serves as the `instance` that clients expect, on the first of these addresses that is one of this host's.
+    /// Serves as the `instance` that clients expect, on the first of these addresses that is one of this
+    /// host's.
     pub(super) fn start_as(
         instance: [u8; 16],
         addresses: &[SocketAddr],
@@ -196,7 +199,8 @@ impl Drop for ServerHandle {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if self.fork != fork::generation() {
-            // To drop it would detach the thread, of which nothing is here but a number: its memory is another's by now, or nobody's.
+            // To drop it would detach the thread, of which nothing is here but a number: its memory is
+            // another's by now, or nobody's.
             mem::forget(thread);
             return;
         }
@@ -221,8 +225,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Writes what fits of two parts that belong together. A peer that has gone is an error, never SIGPIPE, which would end
-/// a program that does not expect it.
+/// Writes what fits of two parts that belong together. A peer that has gone is an error, never SIGPIPE, which
+/// would end a program that does not expect it.
 pub(super) fn write(stream: &TcpStream, first: &[u8], second: &[u8]) -> io::Result<usize> {
     let parts = [IoSlice::new(first), IoSlice::new(second)];
     SockRef::from(stream).send_vectored_with_flags(&parts, libc::MSG_NOSIGNAL)

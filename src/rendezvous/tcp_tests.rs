@@ -74,7 +74,8 @@ fn nobody_there_names_host_port_cause_and_time() {
 fn a_host_that_is_gone_is_noticed_while_a_request_is_on_its_way() {
     let server = ServerHandle::start(loopback(), None).unwrap();
     let store = client(&server, None);
-    // Probes are for connections on which nothing is on its way. This can only be asked for: no host is lost here.
+    // Probes are for connections on which nothing is on its way. This can only be asked for: no host is lost
+    // here.
     let limit = SockRef::from(&store.shared().idle[0].stream).tcp_user_timeout().unwrap();
     assert!(limit.is_some_and(|limit| limit <= ANSWER), "{limit:?}");
 }

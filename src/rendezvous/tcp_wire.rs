@@ -8,8 +8,8 @@
 //! server: answer:1  body length:4  body              and so on, one answer to each request, in order
 //! ```
 //!
-//! Without a secret the tags are zeros. Both sides prove that they know the secret before either believes a request or
-//! an answer; what follows is neither encrypted nor signed.
+//! Without a secret the tags are zeros. Both sides prove that they know the secret before either believes a
+//! request or an answer; what follows is neither encrypted nor signed.
 
 #![forbid(unsafe_code)]
 
@@ -75,8 +75,8 @@ pub(super) enum Operation {
     TryGet = 3,
     /// The body is 8 bytes: what to add.
     Add = 4,
-    /// If this connection ends before the key exists, it is to have no bytes. The body is [`words`]: a key that is set first, where it
-    /// does not exist.
+    /// If this connection ends before the key exists, it is to have no bytes. The body is [`words`]: a key
+    /// that is set first, where it does not exist.
     Will = 5,
 }
 

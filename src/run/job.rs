@@ -29,10 +29,12 @@ pub(super) const SIGNALS: [i32; 8] = [
     libc::SIGCONT,
 ];
 
-/// A process that dies closes its connections before the kernel tells its parent of the death, so a peer that gives up
-/// at once may be seen to end first. Within this time a rank that was killed takes the blame from one that exited.
+/// A process that dies closes its connections before the kernel tells its parent of the death, so a peer that
+/// gives up at once may be seen to end first. Within this time a rank that was killed takes the blame from
+/// one that exited.
 const DOUBT: Duration = Duration::from_millis(50);
-/// After that the other ranks may still say what the failure meant for them: the library promises its errors within this.
+/// After that the other ranks may still say what the failure meant for them: the library promises its errors
+/// within this.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long output may still come from what the ranks left running.
 const AFTERMATH: Duration = Duration::from_secs(1);
@@ -506,7 +508,8 @@ impl Job {
         Ok(())
     }
 
-    /// Shows what is left. Where the job was to end, a reader that rests for as long as the ranks could is not waited for.
+    /// Shows what is left. Where the job was to end, a reader that rests for as long as the ranks could is
+    /// not waited for.
     fn empty(&mut self) {
         let ended = self.timed_out || self.asked.is_some();
         self.phase = Phase::Emptying(if ended { Deadline::after(self.grace) } else { Deadline::NEVER });

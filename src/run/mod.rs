@@ -1,7 +1,8 @@
-//! The launcher, `unisono-run`: starts the ranks of a job on this host, shows their output, and ends them together.
+//! The launcher, `unisono-run`: starts the ranks of a job on this host, shows their output, and ends them
+//! together.
 //!
-//! One thread waits for everything: the ranks' output, their ends, signals, the clock. (The store that the ranks meet
-//! in has threads of its own.) docs/launching.md is the user's side.
+//! One thread waits for everything: the ranks' output, their ends, signals, the clock. (The store that the
+//! ranks meet in has threads of its own.) docs/launching.md is the user's side.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +31,8 @@ pub fn main() -> ExitCode {
     launch(std::env::args_os())
 }
 
-/// The same for a command line given (the program's own name first). Call it before the process has a second thread.
+/// The same for a command line given (the program's own name first). Call it before the process has a second
+/// thread.
 pub fn launch(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let options = Options::parse_from(arguments);
     // Both before any thread exists: threads inherit the mask, and the keeper is a fork.

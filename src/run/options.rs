@@ -35,8 +35,9 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) stdin: bool,
 
-    /// How long ranks that are told to end (SIGTERM) may take before they are killed (SIGKILL); also how long, once the time is
-    /// up or after a signal, whoever reads the output may rest before the rest of it is dropped
+    /// How long ranks that are told to end (SIGTERM) may take before they are killed (SIGKILL); also how
+    /// long, once the time is up or after a signal, whoever reads the output may rest before the rest of it
+    /// is dropped
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(super) grace: Duration,
 
@@ -44,7 +45,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) timeout: Option<Duration>,
 
-    /// End the job, quietly and as if by SIGPIPE, when nobody reads standard output any more (for unisono-bench)
+    /// End the job, quietly and as if by SIGPIPE, when nobody reads standard output any more (for
+    /// unisono-bench)
     #[arg(long, hide = true)]
     pub(super) end_unread: bool,
 

@@ -6,9 +6,9 @@ const HELD: usize = 8 << 20;
 
 /// The lines of all ranks on their way to one output.
 ///
-/// A line is shown when it is complete, so that lines of different ranks never mix. No byte is lost or changed. A
-/// newline is added only where an unfinished line has to be shown (it is too long to hold, or its rank has ended)
-/// and another rank's line follows it.
+/// A line is shown when it is complete, so that lines of different ranks never mix. No byte is lost or
+/// changed. A newline is added only where an unfinished line has to be shown (it is too long to hold, or its
+/// rank has ended) and another rank's line follows it.
 pub(super) struct Lines {
     sources: Vec<Source>,
     /// Whose unfinished line has been shown last and could go on.
@@ -65,7 +65,8 @@ impl Lines {
         }
     }
 
-    /// Goes to where the next byte of `source` belongs: behind its open line, or behind its prefix on a new one.
+    /// Goes to where the next byte of `source` belongs: behind its open line, or behind its prefix on a new
+    /// one.
     fn begin(&mut self, source: usize, shown: &mut Vec<u8>) {
         if self.open != Some(source) {
             self.close(shown);

@@ -18,7 +18,8 @@ const PIECE: usize = 4096;
 /// How long a write may block that may.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// One output, written to only as far as it does not block: a reader that has stopped must not stop the launcher.
+/// One output, written to only as far as it does not block: a reader that has stopped must not stop the
+/// launcher.
 pub(super) struct Sink {
     file: File,
     lines: Lines,
@@ -56,7 +57,8 @@ impl Sink {
         }
     }
 
-    /// Whether a rank's unfinished line should be shown to the person at the terminal: a prompt, a progress bar.
+    /// Whether a rank's unfinished line should be shown to the person at the terminal: a prompt, a progress
+    /// bar.
     pub(super) fn prompts(&self, rank: usize) -> bool {
         self.terminal && !self.closed && self.lines.holds(rank)
     }
@@ -112,8 +114,9 @@ impl Sink {
     }
 }
 
-/// The terminal opened anew, such that writing to it does not block: that it is ready means room for some bytes only. What it was
-/// opened as before belongs to the shell as well, and stays as it is. An error where this user may not open it (after `su`).
+/// The terminal opened anew, such that writing to it does not block: that it is ready means room for some
+/// bytes only. What it was opened as before belongs to the shell as well, and stays as it is. An error where
+/// this user may not open it (after `su`).
 fn without_blocking(terminal: &File) -> io::Result<File> {
     // The side of a pseudo-terminal that shows it would be that of a new one.
     if terminal.metadata()?.rdev() == libc::makedev(5, 2) {

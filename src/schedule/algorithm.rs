@@ -9,8 +9,8 @@ use crate::schedule::builder::Builder;
 use crate::schedule::collective::{Collective, Kind, Shape, check_block_counts};
 use crate::schedule::ir::Schedule;
 
-/// An algorithm. The numbers are part of the ABI: they are never reused and never change; 0 stands for "automatic"
-/// and is no algorithm.
+/// An algorithm. The numbers are part of the ABI: they are never reused and never change; 0 stands for
+/// "automatic" and is no algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Algorithm {
@@ -232,8 +232,8 @@ impl Algorithm {
         }
     }
 
-    /// Whether its reductions follow the canonical order in such a group, and so give the bits that every other such
-    /// algorithm gives. True of whatever reduces nothing.
+    /// Whether its reductions follow the canonical order in such a group, and so give the bits that every
+    /// other such algorithm gives. True of whatever reduces nothing.
     pub fn canonical(self, shape: &Shape) -> bool {
         match self {
             Algorithm::Ring | Algorithm::RingChunked => shape.size == 1,

@@ -1,4 +1,5 @@
-//! Builds one rank's schedule: numbers its messages, derives what each step waits for, hands out the engine's memory.
+//! Builds one rank's schedule: numbers its messages, derives what each step waits for, hands out the engine's
+//! memory.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,13 +11,13 @@ pub type StepIndex = u32;
 /// How many steps the search for edges that follow from others looks at, beyond those waited for.
 const MAX_SEARCH: usize = 32;
 
-/// Takes steps in program order. A step waits for the earlier steps whose spans conflict with its own: it reads what
-/// they write, or writes what they read or write. Two spans conflict by memory, not by name: with an alias, Input and
-/// Output are one memory.
+/// Takes steps in program order. A step waits for the earlier steps whose spans conflict with its own: it
+/// reads what they write, or writes what they read or write. Two spans conflict by memory, not by name: with
+/// an alias, Input and Output are one memory.
 ///
-/// A span without positions moves nothing and makes no step, on either side of a message; both sides know the length,
-/// so both leave it out. Messages that are only a signal are asked for by name, with [`Builder::signal`] and
-/// [`Builder::await_signal`].
+/// A span without positions moves nothing and makes no step, on either side of a message; both sides know the
+/// length, so both leave it out. Messages that are only a signal are asked for by name, with
+/// [`Builder::signal`] and [`Builder::await_signal`].
 #[derive(Debug)]
 pub struct Builder {
     alias: Option<i64>,
@@ -148,14 +149,15 @@ impl Builder {
         self.push(Action::Copy { from, into });
     }
 
-    /// From here on every step also waits for `steps`: an order that no span asks for. Replaces the fence before it.
+    /// From here on every step also waits for `steps`: an order that no span asks for. Replaces the fence
+    /// before it.
     pub fn fence(&mut self, steps: impl IntoIterator<Item = StepIndex>) {
         self.fence.clear();
         self.fence.extend(steps);
     }
 
-    /// From here on every step that writes the Output also waits for `steps`; or, if not `receives`, every one but what
-    /// receives into it.
+    /// From here on every step that writes the Output also waits for `steps`; or, if not `receives`, every
+    /// one but what receives into it.
     pub fn guard_output(&mut self, steps: impl IntoIterator<Item = StepIndex>, receives: bool) {
         self.guard.extend(steps);
         self.receives_unguarded = !receives;
@@ -236,8 +238,9 @@ impl Builder {
         self.pending.sort_unstable();
         self.pending.dedup();
         self.marks.push(step);
-        // What one of these waits for itself, directly or by way of others, need not be waited for again. The search
-        // is cut short, since such a chain is rarely longer than a few steps and an edge too many does no harm.
+        // What one of these waits for itself, directly or by way of others, need not be waited for again. The
+        // search is cut short, since such a chain is rarely longer than a few steps and an edge too many does
+        // no harm.
         let earliest = self.pending.first().copied().unwrap_or(step);
         self.queue.clear();
         self.queue.extend_from_slice(&self.pending);
@@ -308,7 +311,8 @@ fn next_slot(slots: &mut HashMap<Rank, u32>, peer: Rank) -> u32 {
     *next - 1
 }
 
-/// Who touched which positions last: segments by their start, without gaps, from the lowest position to the highest.
+/// Who touched which positions last: segments by their start, without gaps, from the lowest position to the
+/// highest.
 #[derive(Debug)]
 struct Memory {
     segments: BTreeMap<i64, Segment>,

@@ -41,20 +41,22 @@ pub enum Collective {
     },
     /// As allgather; only the root has an Output.
     Gather {
-        /// Elements of each rank. The same list on all where blocks are passed on together (binomial); else others than
-        /// the root may have anything for others.
+        /// Elements of each rank. The same list on all where blocks are passed on together (binomial); else
+        /// others than the root may have anything for others.
         counts: Vec<u64>,
         /// Who gets the result.
         root: Rank,
     },
-    /// The root's Input holds a block for each rank, one behind the other; each gets its own in `Output[counts[rank]]`.
+    /// The root's Input holds a block for each rank, one behind the other; each gets its own in
+    /// `Output[counts[rank]]`.
     Scatter {
         /// Elements of each rank, as for a gather.
         counts: Vec<u64>,
         /// Who has the input.
         root: Rank,
     },
-    /// Every Input holds a block for each rank; each gets the combination of all its blocks in `Output[counts[rank]]`.
+    /// Every Input holds a block for each rank; each gets the combination of all its blocks in
+    /// `Output[counts[rank]]`.
     ReduceScatter {
         /// Elements of each rank, the same list on all.
         counts: Vec<u64>,
@@ -98,7 +100,8 @@ pub struct Shape {
     pub alias: Option<i64>,
     /// The most elements that a pipelining algorithm moves in one piece; 0 for whole spans.
     pub chunk: u64,
-    /// Ranks are numbered node by node, this many to a node; the last may have fewer. Hierarchical algorithms ask.
+    /// Ranks are numbered node by node, this many to a node; the last may have fewer. Hierarchical algorithms
+    /// ask.
     pub ranks_per_node: u32,
     /// Whether the ranks tell each other what they have called before anybody's Output is written.
     pub agreement: Agreement,
@@ -107,10 +110,11 @@ pub struct Shape {
     pub portion: u64,
 }
 
-/// What a rank of an operation that only moves data (allgather, gather, alltoall) hears of the others' calls before it
-/// writes its Output. Their blocks say it too, but some blocks come before others. In a reduction no final result exists
-/// before all have agreed, and a broadcast or scatter gives a rank nothing but the root's; these do not ask, but a scatter
-/// of a list that may differ from rank to rank: there who has nothing to send to a rank says so.
+/// What a rank of an operation that only moves data (allgather, gather, alltoall) hears of the others' calls
+/// before it writes its Output. Their blocks say it too, but some blocks come before others. In a reduction
+/// no final result exists before all have agreed, and a broadcast or scatter gives a rank nothing but the
+/// root's; these do not ask, but a scatter of a list that may differ from rank to rank: there who has nothing
+/// to send to a rank says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Agreement {
     /// Nothing but their blocks. The same on all ranks.
@@ -118,7 +122,8 @@ pub enum Agreement {
     Unsaid,
     /// The ranks tell each other, and this rank writes its Output when it likes. Others may wait.
     Told,
-    /// The ranks tell each other, and this rank writes its Output when it has heard from all. Others need not wait.
+    /// The ranks tell each other, and this rank writes its Output when it has heard from all. Others need not
+    /// wait.
     Awaited,
 }
 
@@ -186,7 +191,8 @@ impl Collective {
         }
     }
 
-    /// The alias of an in-place call of this rank: a block that stays on its rank is where it belongs already.
+    /// The alias of an in-place call of this rank: a block that stays on its rank is where it belongs
+    /// already.
     pub fn in_place_alias(&self, rank: Rank) -> i64 {
         match self {
             Collective::Allgather { counts } => -(displacement(counts, rank) as i64),
@@ -312,8 +318,8 @@ impl Shape {
             .map(move |portion| block.part(portion.start, portion.end - portion.start))
     }
 
-    /// The most [`Shape::pieces`] that one of `parts` parts of `count` elements has. The longest need not have them: where there would be
-    /// too many, it has fewer and larger ones.
+    /// The most [`Shape::pieces`] that one of `parts` parts of `count` elements has. The longest need not
+    /// have them: where there would be too many, it has fewer and larger ones.
     pub(super) fn most_pieces(&self, count: u64, parts: u32) -> u64 {
         // They have two lengths at most.
         let ends = [0, parts - 1].map(|part| self.pieces(split(count, parts, part)).count() as u64);
@@ -326,7 +332,8 @@ impl Shape {
     }
 }
 
-/// Part `part` of `count` elements in `parts` parts; the sizes differ by at most one, the larger parts come first.
+/// Part `part` of `count` elements in `parts` parts; the sizes differ by at most one, the larger parts come
+/// first.
 pub(super) fn split(count: u64, parts: u32, part: u32) -> Range<u64> {
     let (parts, part) = (u64::from(parts), u64::from(part));
     let (each, larger) = (count / parts, count % parts);
@@ -334,8 +341,8 @@ pub(super) fn split(count: u64, parts: u32, part: u32) -> Range<u64> {
     start..start + each + u64::from(part < larger)
 }
 
-/// Cuts `range` into pieces of at most `chunk` elements (0: one piece), or into [`MAX_PIECES`] larger ones. Depends on
-/// the length alone, so that both ends of a message cut alike.
+/// Cuts `range` into pieces of at most `chunk` elements (0: one piece), or into [`MAX_PIECES`] larger ones.
+/// Depends on the length alone, so that both ends of a message cut alike.
 pub(super) fn pieces(range: Range<u64>, chunk: u64) -> impl Iterator<Item = Range<u64>> + use<> {
     (0..MAX_PIECES).map_while(move |index| piece(range.clone(), chunk, index))
 }

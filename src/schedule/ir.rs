@@ -1,9 +1,9 @@
 //! What a schedule is made of.
 //!
-//! Steps run as data flow: a step starts once every step it depends on has completed, and all steps that can run do
-//! run at once (sends and receives are posted together). The dependencies are derived by the builder from the spans
-//! that steps read and write, so an algorithm states what it moves, in program order, and cannot forget an edge.
-//! Pipelining is nothing else than smaller spans.
+//! Steps run as data flow: a step starts once every step it depends on has completed, and all steps that can
+//! run do run at once (sends and receives are posted together). The dependencies are derived by the builder
+//! from the spans that steps read and write, so an algorithm states what it moves, in program order, and
+//! cannot forget an edge. Pipelining is nothing else than smaller spans.
 
 pub use crate::reduce::Representation;
 use crate::schedule::collective::Collective;
@@ -16,7 +16,8 @@ pub type Rank = u32;
 pub enum Buffer {
     /// What the caller gave to send. Never written, unless it is the same memory as the output.
     Input,
-    /// Where the caller wants the result. Written with final results only, so a call that fails early leaves it alone.
+    /// Where the caller wants the result. Written with final results only, so a call that fails early leaves
+    /// it alone.
     Output,
     /// Elements, the engine's: other ranks' raw inputs, or results on their way to others.
     Scratch,
@@ -73,8 +74,8 @@ impl Span {
     }
 }
 
-/// What a step does. A message is identified by the ordered pair of ranks and its slot: the k-th send from `a` to `b`
-/// meets the k-th receive from `a` at `b`. Both sides agree on length and representation.
+/// What a step does. A message is identified by the ordered pair of ranks and its slot: the k-th send from
+/// `a` to `b` meets the k-th receive from `a` at `b`. Both sides agree on length and representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Sends a span. Complete when the span may be written again.
@@ -95,8 +96,8 @@ pub enum Action {
         /// Which message of this ordered pair.
         slot: u32,
     },
-    /// Receives and combines: `into = local ∘ received`, or `received ∘ local` when `received_left`.
-    /// `into` may be `local`. Storing an accumulator into an element buffer applies the operator's final step.
+    /// Receives and combines: `into = local ∘ received`, or `received ∘ local` when `received_left`. `into`
+    /// may be `local`. Storing an accumulator into an element buffer applies the operator's final step.
     ReceiveReduce {
         /// From whom.
         from: Rank,
@@ -111,9 +112,9 @@ pub enum Action {
         /// Which message of this ordered pair.
         slot: u32,
     },
-    /// Combines the operands `operands[first..first + count]` of the schedule, in the canonical tree order over that
-    /// list, into `into`. One operand converts: into an accumulator, or (final step, rounding) into an element.
-    /// `into` may be one of the operands.
+    /// Combines the operands `operands[first..first + count]` of the schedule, in the canonical tree order
+    /// over that list, into `into`. One operand converts: into an accumulator, or (final step, rounding) into
+    /// an element. `into` may be one of the operands.
     Fold {
         /// Index of the first operand in [`Schedule::operands`].
         first: u32,

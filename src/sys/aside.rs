@@ -5,9 +5,9 @@ use std::ops::{Deref, DerefMut};
 
 use super::{fork, process};
 
-/// A value that is dropped on a thread of its own, since that may take a moment, or wait for what only this thread can
-/// bring to its end; and by the process alone that made it, since a forked child has its parent's. Where there is no
-/// thread to be had it is never dropped, which is better.
+/// A value that is dropped on a thread of its own, since that may take a moment, or wait for what only this
+/// thread can bring to its end; and by the process alone that made it, since a forked child has its parent's.
+/// Where there is no thread to be had it is never dropped, which is better.
 pub struct Aside<T: Send + 'static> {
     value: ManuallyDrop<T>,
     fork: u32,

@@ -1,5 +1,5 @@
-//! Other processes, for the launcher: starting them so that none outlives this one, seeing them end in the order in which
-//! they did, and signals as events.
+//! Other processes, for the launcher: starting them so that none outlives this one, seeing them end in the
+//! order in which they did, and signals as events.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,16 +23,16 @@ macro_rules! check {
 
 /// Signals that arrive as readable events instead of interrupting.
 ///
-/// They stay blocked in the thread that took them and in the threads which it starts later, so take them before any
-/// thread exists. Children started by [`spawn_tied`] get the mask that was there before.
+/// They stay blocked in the thread that took them and in the threads which it starts later, so take them
+/// before any thread exists. Children started by [`spawn_tied`] get the mask that was there before.
 pub struct Signals {
     events: OwnedFd,
     before: libc::sigset_t,
 }
 
 impl Signals {
-    /// Takes those of `signals` that this process does not ignore. One that is ignored from birth (`nohup`, a shell's
-    /// `&`) was ignored on purpose and stays so, here and in the children.
+    /// Takes those of `signals` that this process does not ignore. One that is ignored from birth (`nohup`, a
+    /// shell's `&`) was ignored on purpose and stays so, here and in the children.
     pub fn take(signals: &[i32]) -> io::Result<Signals> {
         let mut set = empty_set();
         for &signal in signals {
@@ -73,8 +73,9 @@ impl AsFd for Signals {
     }
 }
 
-/// The files that this process may have open: as many as the system lets it, for a few belong to each child. Children started
-/// by [`spawn_tied`] may have as many as this process before, since some go through all that they may have.
+/// The files that this process may have open: as many as the system lets it, for a few belong to each child.
+/// Children started by [`spawn_tied`] may have as many as this process before, since some go through all that
+/// they may have.
 pub struct OpenFiles {
     /// `None`: there are no more than before.
     before: Option<libc::rlimit>,
@@ -87,18 +88,19 @@ impl OpenFiles {
         // SAFETY: the kernel fills `before`, which is as large as it needs.
         check!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) })?;
         let most = libc::rlimit { rlim_cur: before.rlim_max, ..before };
-        // SAFETY: the kernel reads `most`, which outlives the call. It refuses where the system's own limit (fs.nr_open) has been
-        // lowered since: then there are as many as before.
+        // SAFETY: the kernel reads `most`, which outlives the call. It refuses where the system's own limit
+        // (fs.nr_open) has been lowered since: then there are as many as before.
         let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &most) } == 0;
         Ok(OpenFiles { before: raised.then_some(before) })
     }
 }
 
-/// A small process that outlives this one by a moment: when this process ends without [`Keeper::dismiss`], however it
-/// ends, the keeper kills the process groups of all children started by [`spawn_tied`].
+/// A small process that outlives this one by a moment: when this process ends without [`Keeper::dismiss`],
+/// however it ends, the keeper kills the process groups of all children started by [`spawn_tied`].
 ///
-/// The children report to it themselves before they become their program, so no moment exists in which a child runs
-/// and the keeper does not know it. It is deaf to signals other than SIGKILL and has a session of its own.
+/// The children report to it themselves before they become their program, so no moment exists in which a
+/// child runs and the keeper does not know it. It is deaf to signals other than SIGKILL and has a session of
+/// its own.
 pub struct Keeper {
     reports: OwnedFd,
     pid: libc::pid_t,
@@ -114,8 +116,8 @@ impl Keeper {
         let (reader, reports) = (OwnedFd::from(reader), OwnedFd::from(writer));
         let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
         let mut groups = Vec::with_capacity(children);
-        // SAFETY: the process has one thread (documented above), so its copy is as consistent as itself; the copy
-        // allocates nothing, calls only async-signal-safe functions and never returns from `keep`.
+        // SAFETY: the process has one thread (documented above), so its copy is as consistent as itself; the
+        // copy allocates nothing, calls only async-signal-safe functions and never returns from `keep`.
         match check!(unsafe { libc::fork() })? {
             0 => keep(reader, reports, nowhere.into(), &mut groups),
             pid => Ok(Keeper { reports, pid, forgets }),
@@ -124,8 +126,8 @@ impl Keeper {
 
     /// Ends it, and it kills nothing. Whether it runs, is stopped, or was killed before.
     pub fn dismiss(self) {
-        // SAFETY: no memory is involved and no status is asked for; `pid` is our own child, waited for by nobody else, so
-        // the number is still its own.
+        // SAFETY: no memory is involved and no status is asked for; `pid` is our own child, waited for by
+        // nobody else, so the number is still its own.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, ptr::null_mut(), 0);
@@ -133,7 +135,8 @@ impl Keeper {
     }
 }
 
-/// Has children that end stay until they are waited for: where SIGCHLD is ignored, the kernel forgets how they ended. Whether it was.
+/// Has children that end stay until they are waited for: where SIGCHLD is ignored, the kernel forgets how
+/// they ended. Whether it was.
 fn keep_ended() -> io::Result<bool> {
     // SAFETY: the default action runs no code.
     match unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } {
@@ -142,9 +145,11 @@ fn keep_ended() -> io::Result<bool> {
     }
 }
 
-/// What the keeper does: remembers the groups reported, and kills them when the last writer of the pipe is gone.
+/// What the keeper does: remembers the groups reported, and kills them when the last writer of the pipe is
+/// gone.
 fn keep(reader: OwnedFd, writer: OwnedFd, nowhere: OwnedFd, groups: &mut Vec<libc::pid_t>) -> ! {
-    // SAFETY: plain system calls on descriptors and integers that this process owns; the name is NUL-terminated.
+    // SAFETY: plain system calls on descriptors and integers that this process owns; the name is
+    // NUL-terminated.
     unsafe {
         let mut all = MaybeUninit::uninit();
         libc::sigfillset(all.as_mut_ptr());
@@ -159,8 +164,8 @@ fn keep(reader: OwnedFd, writer: OwnedFd, nowhere: OwnedFd, groups: &mut Vec<lib
     drop(writer);
     let mut pid: libc::pid_t = 0;
     loop {
-        // SAFETY: the kernel writes at most the size of `pid` into it. Reports are shorter than PIPE_BUF, so they
-        // arrive whole.
+        // SAFETY: the kernel writes at most the size of `pid` into it. Reports are shorter than PIPE_BUF, so
+        // they arrive whole.
         let count = unsafe { libc::read(reader.as_raw_fd(), (&raw mut pid).cast(), size_of_val(&pid)) };
         match (count, pid) {
             // Never grows: an allocation could wait for a lock.
@@ -182,9 +187,9 @@ fn report(pipe: i32, pid: libc::pid_t) -> io::Result<()> {
     check!(unsafe { libc::write(pipe, (&raw const pid).cast(), size_of_val(&pid)) }).map(drop)
 }
 
-/// Starts `command` in a process group of its own, with the signal mask from before `signals` and the limit from before
-/// `files`, known to `keeper`, and such that the kernel kills it when this thread ends. Call it from a thread that lives as long
-/// as the process.
+/// Starts `command` in a process group of its own, with the signal mask from before `signals` and the limit
+/// from before `files`, known to `keeper`, and such that the kernel kills it when this thread ends. Call it
+/// from a thread that lives as long as the process.
 pub fn spawn_tied(
     command: &mut Command,
     signals: &Signals,
@@ -194,7 +199,8 @@ pub fn spawn_tied(
     let (mask, reports, parent) = (signals.before, keeper.reports.as_raw_fd(), std::process::id());
     let (forgets, files) = (keeper.forgets, files.before);
     let tie = move || {
-        // SAFETY: system calls on integers and on `mask` and `files`, which the closure owns; all are async-signal-safe.
+        // SAFETY: system calls on integers and on `mask` and `files`, which the closure owns; all are
+        // async-signal-safe.
         unsafe {
             check!(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
             // A parent that died before the line above will never send that signal.
@@ -292,7 +298,8 @@ pub fn exit_of(child: &Child) -> io::Result<Exit> {
 
 /// Sends `signal` to every process of the group that `child` leads. A group with no process left is no error.
 pub fn signal_group(child: &Child, signal: i32) -> io::Result<()> {
-    // SAFETY: no memory is involved. The child has not been waited for, so the group's number is still its own.
+    // SAFETY: no memory is involved. The child has not been waited for, so the group's number is still its
+    // own.
     match check!(unsafe { libc::kill(-(child.id() as libc::pid_t), signal) }) {
         Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
         _ => Ok(()),
@@ -305,10 +312,12 @@ pub fn stop_here() -> io::Result<()> {
     check!(unsafe { libc::raise(libc::SIGSTOP) }).map(drop)
 }
 
-/// Ends this process by `signal`, so that the shell above sees the true cause. Returns only if the signal is ignored.
+/// Ends this process by `signal`, so that the shell above sees the true cause. Returns only if the signal is
+/// ignored.
 pub fn die_by(signal: i32) {
     let mut set = empty_set();
-    // SAFETY: `set` is initialised and lives across the calls; the default action of these signals ends the process.
+    // SAFETY: `set` is initialised and lives across the calls; the default action of these signals ends the
+    // process.
     unsafe {
         libc::sigaddset(&mut set, signal);
         libc::raise(signal);
@@ -316,13 +325,14 @@ pub fn die_by(signal: i32) {
     }
 }
 
-/// Makes a system call that may block, on the main thread, and interrupts it each time that so long has passed.
+/// Makes a system call that may block, on the main thread, and interrupts it each time that so long has
+/// passed.
 pub fn interrupted<T>(every: Duration, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     extern "C" fn nothing(_signal: i32) {}
     let mut set = empty_set();
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: `action` is zeroed, which is a valid one without flags (so calls are not begun anew) and with an empty mask; the
-    // handler does nothing. Both it and `set` live across the calls.
+    // SAFETY: `action` is zeroed, which is a valid one without flags (so calls are not begun anew) and with
+    // an empty mask; the handler does nothing. Both it and `set` live across the calls.
     unsafe {
         (*action.as_mut_ptr()).sa_sigaction = nothing as extern "C" fn(i32) as libc::sighandler_t;
         check!(libc::sigaction(libc::SIGALRM, action.as_ptr(), ptr::null_mut()))?;
@@ -353,8 +363,8 @@ pub enum Readiness {
     Write,
 }
 
-/// Waits until one of `waits` is ready or the deadline passes; says for each whether it is. A descriptor whose other
-/// side is gone is ready, and so is one in error.
+/// Waits until one of `waits` is ready or the deadline passes; says for each whether it is. A descriptor
+/// whose other side is gone is ready, and so is one in error.
 pub fn poll(waits: &[(BorrowedFd<'_>, Readiness)], deadline: Deadline) -> io::Result<Vec<bool>> {
     let mut fds: Vec<libc::pollfd> = waits
         .iter()

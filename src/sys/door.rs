@@ -18,8 +18,8 @@ pub struct Door {
 }
 
 impl Door {
-    /// The kernel has refused to accept from `listener`: how long somebody has waited there. `None`: nobody does, and the kernel refuses all the
-    /// same.
+    /// The kernel has refused to accept from `listener`: how long somebody has waited there. `None`: nobody
+    /// does, and the kernel refuses all the same.
     pub fn refuses(&mut self, listener: BorrowedFd<'_>) -> Option<Duration> {
         let waits = child::poll(&[(listener, Readiness::Read)], Deadline::after(Duration::ZERO));
         if !waits.is_ok_and(|waits| waits[0]) {

@@ -87,8 +87,8 @@ impl Epoll {
             unsafe { syscall!(epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), nothing)) };
     }
 
-    /// Waits until something is ready or `timeout` has passed (`None`: for ever), and calls `each` for what is, up to
-    /// [`FEW`] of it. A signal ends the wait early, as if the timeout had passed.
+    /// Waits until something is ready or `timeout` has passed (`None`: for ever), and calls `each` for what
+    /// is, up to [`FEW`] of it. A signal ends the wait early, as if the timeout had passed.
     pub fn wait(&self, timeout: Option<Duration>, each: impl FnMut(Event)) -> io::Result<()> {
         self.wait_for(&mut [NOTHING; FEW], timeout, each)
     }
@@ -143,7 +143,8 @@ impl Epoll {
                 tv_nsec: timeout.subsec_nanos() as libc::c_long,
             };
             let no_mask: *const libc::sigset_t = std::ptr::null();
-            // SAFETY: `events` is writable for the length given, `time` outlives the call, no signal mask is passed.
+            // SAFETY: `events` is writable for the length given, `time` outlives the call, no signal mask is
+            // passed.
             let answer = unsafe {
                 syscall!(syscall(
                     libc::SYS_epoll_pwait2,

@@ -26,7 +26,8 @@ impl EventFd {
     /// Takes all signals back: it is no longer readable.
     pub fn drain(&self) {
         let mut count = 0u64;
-        // SAFETY: the kernel writes 8 bytes into `count`, which is that long. It fails only when there is no signal.
+        // SAFETY: the kernel writes 8 bytes into `count`, which is that long. It fails only when there is no
+        // signal.
         let _ = retry(|| unsafe { syscall!(read(self.0.as_raw_fd(), (&raw mut count).cast(), 8)) });
     }
 }
@@ -38,7 +39,8 @@ impl AsFd for EventFd {
 }
 
 impl From<OwnedFd> for EventFd {
-    /// Takes a descriptor that a peer passed. If it is no eventfd, signals go astray and nothing worse happens.
+    /// Takes a descriptor that a peer passed. If it is no eventfd, signals go astray and nothing worse
+    /// happens.
     fn from(fd: OwnedFd) -> EventFd {
         EventFd(fd)
     }
@@ -46,6 +48,7 @@ impl From<OwnedFd> for EventFd {
 
 fn signal(fd: BorrowedFd<'_>) {
     let one = 1u64;
-    // SAFETY: the kernel reads 8 bytes from `one`. It fails only when the count is full, and then it is readable.
+    // SAFETY: the kernel reads 8 bytes from `one`. It fails only when the count is full, and then it is
+    // readable.
     let _ = retry(|| unsafe { syscall!(write(fd.as_raw_fd(), (&raw const one).cast(), 8)) });
 }

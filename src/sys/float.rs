@@ -1,11 +1,12 @@
-//! The floating-point environment of a thread: how it rounds, whether it flushes subnormal numbers, and which of its exceptions are
-//! signals.
+//! The floating-point environment of a thread: how it rounds, whether it flushes subnormal numbers, and which
+//! of its exceptions are signals.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// The IEEE standard's defaults, in this thread until it is dropped, whatever the caller has set: rounded to nearest, subnormal numbers
-/// kept, nothing trapped. Ranks, and threads of one, differ in what they have set; their results must not.
+/// The IEEE standard's defaults, in this thread until it is dropped, whatever the caller has set: rounded to
+/// nearest, subnormal numbers kept, nothing trapped. Ranks, and threads of one, differ in what they have set;
+/// their results must not.
 pub struct Standard {
     /// What to go back to, where that is something else.
     before: Option<Control>,
@@ -27,8 +28,8 @@ impl Standard {
     }
 }
 
-/// What `act` comes to by the defaults. What it computes from values that it has, and answers, is computed in here: [`Standard`] by itself
-/// orders memory alone.
+/// What `act` comes to by the defaults. What it computes from values that it has, and answers, is computed in
+/// here: [`Standard`] by itself orders memory alone.
 #[inline]
 pub fn by_defaults<T>(act: impl FnOnce() -> T) -> T {
     let _standard = Standard::enter();

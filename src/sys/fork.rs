@@ -1,5 +1,5 @@
-//! What a fork does to the library: handles of the parent are void in the child, and the child must not keep the
-//! parent's connections open.
+//! What a fork does to the library: handles of the parent are void in the child, and the child must not keep
+//! the parent's connections open.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
@@ -17,8 +17,9 @@ static UNSHARED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 /// A descriptor without meaning, to put in the place of others. −1 before the first call of [`generation`].
 static PLUG: AtomicI32 = AtomicI32::new(-1);
 
-/// Counts the forks between the first call in any ancestor and this process. A handle remembers the number and
-/// refuses to work where it differs: in a child, the threads and the peers behind the handle do not exist.
+/// Counts the forks between the first call in any ancestor and this process. A handle remembers the number
+/// and refuses to work where it differs: in a child, the threads and the peers behind the handle do not
+/// exist.
 pub fn generation() -> u32 {
     static REGISTERED: Once = Once::new();
     let mut failed = 0;
@@ -26,9 +27,9 @@ pub fn generation() -> u32 {
         if let Ok(plug) = EventFd::new().and_then(|event| event.as_fd().try_clone_to_owned()) {
             PLUG.store(plug.into_raw_fd(), Ordering::Relaxed);
         }
-        // SAFETY: the handlers are plain functions that live as long as the library (linked with nodelete). The parent's
-        // take locks and give them back. What the child's does is safe in the child of a process with threads: atomic
-        // operations, dup3, and giving back locks that its own thread has taken.
+        // SAFETY: the handlers are plain functions that live as long as the library (linked with nodelete).
+        // The parent's take locks and give them back. What the child's does is safe in the child of a process
+        // with threads: atomic operations, dup3, and giving back locks that its own thread has taken.
         failed = unsafe {
             libc::pthread_atfork(Some(global::hold_all), Some(global::release_all), Some(in_child))
         };
@@ -48,15 +49,16 @@ extern "C" fn in_child() {
         while bits != 0 && plug >= 0 {
             let fd = index as libc::c_int * 64 + bits.trailing_zeros() as libc::c_int;
             bits &= bits - 1;
-            // SAFETY: takes no pointers. The number stays taken, so its owner in the child may still close it.
+            // SAFETY: takes no pointers. The number stays taken, so its owner in the child may still close
+            // it.
             unsafe { libc::dup3(plug, fd, libc::O_CLOEXEC) };
         }
     }
     global::release_all();
 }
 
-/// A descriptor that children made by fork do not keep: while one did, the other end would not notice that this
-/// process has ended. In the child its number stands for something that no call succeeds on.
+/// A descriptor that children made by fork do not keep: while one did, the other end would not notice that
+/// this process has ended. In the child its number stands for something that no call succeeds on.
 #[derive(Debug)]
 pub struct Unshared<T: AsRawFd>(T);
 
@@ -143,8 +145,8 @@ pub(crate) mod tests {
     #[test]
     fn a_child_sees_another_generation() {
         let before = generation();
-        // SAFETY: the child only compares two integers and leaves by _exit, all of it async-signal-safe: the handler
-        // is registered, so `generation` takes no lock.
+        // SAFETY: the child only compares two integers and leaves by _exit, all of it async-signal-safe: the
+        // handler is registered, so `generation` takes no lock.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let code = if generation() == before + 1 { 0 } else { 1 };

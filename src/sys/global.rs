@@ -8,10 +8,10 @@ use super::fork;
 
 /// A value of the whole process behind a lock.
 ///
-/// A child that is forked while another thread has an ordinary lock finds it taken for ever, by a thread that does not exist
-/// there, and what it guards half changed. So whoever forks takes all of these before, and gives them back in both
-/// processes. For that, a thread that has one of them takes no other, but for one made by [`Global::last`]; it does not
-/// fork, and it does not keep it for long.
+/// A child that is forked while another thread has an ordinary lock finds it taken for ever, by a thread that
+/// does not exist there, and what it guards half changed. So whoever forks takes all of these before, and
+/// gives them back in both processes. For that, a thread that has one of them takes no other, but for one
+/// made by [`Global::last`]; it does not fork, and it does not keep it for long.
 pub struct Global<T: 'static> {
     value: RwLock<T>,
     is_last: bool,
@@ -43,7 +43,8 @@ impl<T: Send + Sync + 'static> Global<T> {
         }
     }
 
-    /// To look at. A panic elsewhere does not matter: nothing that has the lock can leave the value half changed.
+    /// To look at. A panic elsewhere does not matter: nothing that has the lock can leave the value half
+    /// changed.
     pub fn read(&'static self) -> RwLockReadGuard<'static, T> {
         self.enlist();
         self.value.read().unwrap_or_else(PoisonError::into_inner)
@@ -84,7 +85,8 @@ impl<T: Send + Sync> Hold for Global<T> {
 
     fn hold(&'static self) {
         let guard = self.value.write().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: this thread has the lock for writing from here until `release`, and nobody else comes to `held` meanwhile.
+        // SAFETY: this thread has the lock for writing from here until `release`, and nobody else comes to
+        // `held` meanwhile.
         unsafe { *self.held.get() = Some(guard) };
     }
 

@@ -24,8 +24,8 @@ impl Heap {
         self.free.values().sum()
     }
 
-    /// Takes `len` bytes, at least one, at a multiple of `align` (a power of two): the offset, and how many bytes from there
-    /// were handed out before. `None`: there is no room.
+    /// Takes `len` bytes, at least one, at a multiple of `align` (a power of two): the offset, and how many
+    /// bytes from there were handed out before. `None`: there is no room.
     pub fn take(&mut self, len: usize, align: usize) -> Option<(usize, usize)> {
         let len = len.max(1);
         let (start, space, offset) = self.free.iter().find_map(|(&start, &space)| {

@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 
 use super::fork::Unshared;
 
-/// An open file, to take the exclusive advisory lock of. The lock lasts until this is dropped, at the latest until the process has
-/// ended: children that it has forked do not keep it.
+/// An open file, to take the exclusive advisory lock of. The lock lasts until this is dropped, at the latest
+/// until the process has ended: children that it has forked do not keep it.
 pub struct Lock {
     file: Unshared<File>,
     /// A forked child has a copy of this, and must not end its parent's lock.
@@ -34,7 +34,8 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if std::process::id() == self.process {
-            // Closing would leave it to a child that was forked meanwhile. Unlocking an open file does not fail.
+            // Closing would leave it to a child that was forked meanwhile. Unlocking an open file does not
+            // fail.
             let _ = flock(&self.file, libc::LOCK_UN);
         }
     }
@@ -51,7 +52,8 @@ pub fn is_locked(file: &File) -> io::Result<bool> {
 
 fn flock(file: &File, operation: i32) -> io::Result<bool> {
     loop {
-        // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of ours.
+        // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of
+        // ours.
         if unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } == 0 {
             return Ok(true);
         }

@@ -26,9 +26,9 @@ pub fn memfd(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether the kernel counts all memory that it has promised, and promises no more than it has (vm.overcommit_memory is 2). A
-/// memfd's page is promised when it is first touched, or committed before; where the kernel has none left, a touch is
-/// SIGBUS, in whichever process.
+/// Whether the kernel counts all memory that it has promised, and promises no more than it has
+/// (vm.overcommit_memory is 2). A memfd's page is promised when it is first touched, or committed before;
+/// where the kernel has none left, a touch is SIGBUS, in whichever process.
 pub fn is_counted() -> bool {
     std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
 }
@@ -50,8 +50,8 @@ fn file_size_limit() -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// The size of a memfd that somebody passed, provided that it can no longer shrink. Otherwise an access to a mapping
-/// of it could raise SIGBUS at any time.
+/// The size of a memfd that somebody passed, provided that it can no longer shrink. Otherwise an access to a
+/// mapping of it could raise SIGBUS at any time.
 pub fn sealed_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: takes no pointers. Fails with EINVAL on what is no memfd.
     let seals = unsafe { syscall!(fcntl(fd.as_raw_fd(), libc::F_GET_SEALS)) }?;
@@ -66,7 +66,8 @@ pub fn sealed_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
     usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Has the processor begin to fetch `bytes` bytes from `address` into its nearest cache. Reads nothing: any address will do.
+/// Has the processor begin to fetch `bytes` bytes from `address` into its nearest cache. Reads nothing: any
+/// address will do.
 pub fn prefetch(address: *const u8, bytes: usize) {
     const LINE: usize = 64;
     for at in (0..bytes).step_by(LINE) {
@@ -89,8 +90,8 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is an address range, valid in every thread. Who touches which byte when is up to the users of
-// the addresses.
+// SAFETY: a mapping is an address range, valid in every thread. Who touches which byte when is up to the
+// users of the addresses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the methods only compute addresses.
 unsafe impl Sync for Mapping {}
@@ -101,7 +102,8 @@ impl Mapping {
         Mapping::anywhere(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd())
     }
 
-    /// `len` zero bytes of this process alone, which others may read with the kernel's leave, as any of its memory.
+    /// `len` zero bytes of this process alone, which others may read with the kernel's leave, as any of its
+    /// memory.
     pub fn private(len: usize) -> io::Result<Mapping> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         Mapping::anywhere(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
@@ -143,12 +145,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `anywhere` and is unmapped once. Those who hold addresses into it keep it alive.
+        // SAFETY: the range was mapped by `anywhere` and is unmapped once. Those who hold addresses into it
+        // keep it alive.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// Room in the address space, without memory: until it is dropped nothing else is mapped there, and it counts (`ulimit -v`).
+/// Room in the address space, without memory: until it is dropped nothing else is mapped there, and it counts
+/// (`ulimit -v`).
 #[derive(Debug)]
 pub struct Reservation {
     _room: Mapping,
@@ -162,7 +166,8 @@ impl Reservation {
     }
 }
 
-/// Copies `into.len()` bytes at `address` of the process `pid`. Partial copies go on; an unmapped page is an error.
+/// Copies `into.len()` bytes at `address` of the process `pid`. Partial copies go on; an unmapped page is an
+/// error.
 pub fn read_process(pid: u32, address: u64, into: &mut [u8]) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut done = 0;
@@ -172,7 +177,8 @@ pub fn read_process(pid: u32, address: u64, into: &mut [u8]) -> io::Result<()> {
         let from = from.ok_or(io::ErrorKind::InvalidInput)?;
         let local = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
         let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(from), iov_len: rest.len() };
-        // SAFETY: `local` describes a live, writable slice; the kernel checks `remote` against the other process.
+        // SAFETY: `local` describes a live, writable slice; the kernel checks `remote` against the other
+        // process.
         let count = retry(|| unsafe { syscall!(process_vm_readv(pid, &local, 1, &remote, 1, 0)) })?;
         match usize::try_from(count) {
             Ok(count) if count > 0 => done += count,

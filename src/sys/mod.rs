@@ -1,4 +1,5 @@
-//! System calls, one place, each with the argument for its safety. Descriptors are owned by types that close them.
+//! System calls, one place, each with the argument for its safety. Descriptors are owned by types that close
+//! them.
 
 pub mod aside;
 pub mod child;
@@ -18,8 +19,8 @@ pub mod socket;
 pub mod thread_end;
 pub mod user;
 
-/// Calls a function of libc that answers −1 and sets `errno` when it fails; gives an `io::Result` of what it returned.
-/// The caller writes the `unsafe` block around it, with its argument.
+/// Calls a function of libc that answers −1 and sets `errno` when it fails; gives an `io::Result` of what it
+/// returned. The caller writes the `unsafe` block around it, with its argument.
 macro_rules! syscall {
     ($name:ident($($argument:expr),* $(,)?)) => {{
         let answer = libc::$name($($argument),*);

@@ -8,7 +8,8 @@ use std::thread::{self, JoinHandle};
 
 use super::syscall;
 
-/// A descriptor that becomes readable when the process `pid` ends. The error is ESRCH when it is gone already.
+/// A descriptor that becomes readable when the process `pid` ends. The error is ESRCH when it is gone
+/// already.
 pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: takes no pointers.
@@ -17,8 +18,8 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
 
-/// The threads of the process `pid`, which are none when it is gone. Its main thread is among them also when it has ended
-/// before the others.
+/// The threads of the process `pid`, which are none when it is gone. Its main thread is among them also when
+/// it has ended before the others.
 pub fn threads(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     tasks.into_iter().flatten().filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
@@ -36,12 +37,14 @@ pub fn yield_now() {
     unsafe { libc::sched_yield() };
 }
 
-/// The processors that this process may use, or as many as it has the time of where its control group limits that; at least 1.
+/// The processors that this process may use, or as many as it has the time of where its control group limits
+/// that; at least 1.
 pub fn usable_cpus() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get())
 }
 
-/// Keeps the calling thread on one processor; where it could run before, it may again when this is dropped there.
+/// Keeps the calling thread on one processor; where it could run before, it may again when this is dropped
+/// there.
 #[derive(Debug)]
 pub struct CpuBinding {
     before: libc::cpu_set_t,
@@ -67,7 +70,8 @@ impl CpuBinding {
 
 impl Drop for CpuBinding {
     fn drop(&mut self) {
-        // SAFETY: the kernel reads the size given from `before`, which it has filled. Nothing is lost if it refuses.
+        // SAFETY: the kernel reads the size given from `before`, which it has filled. Nothing is lost if it
+        // refuses.
         let _ = unsafe { syscall!(sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &self.before)) };
     }
 }
@@ -80,7 +84,8 @@ pub fn boot_id() -> io::Result<String> {
 /// The host's name, `?` if it has none.
 pub fn hostname() -> String {
     let mut name = [0u8; 256];
-    // SAFETY: writes at most `name.len()` bytes. The last byte stays zero, because a Linux name has at most 64.
+    // SAFETY: writes at most `name.len()` bytes. The last byte stays zero, because a Linux name has at most
+    // 64.
     let answer = unsafe { syscall!(gethostname(name.as_mut_ptr().cast(), name.len() - 1)) };
     match (answer, CStr::from_bytes_until_nul(&name)) {
         (Ok(_), Ok(name)) if !name.is_empty() => name.to_string_lossy().into_owned(),
@@ -88,22 +93,24 @@ pub fn hostname() -> String {
     }
 }
 
-/// Has `handler` called when the process ends by `exit` or by returning from `main`; not when a signal kills it.
+/// Has `handler` called when the process ends by `exit` or by returning from `main`; not when a signal kills
+/// it.
 pub fn at_exit(handler: extern "C" fn()) -> bool {
     // SAFETY: the handler is a plain function that lives as long as the library (linked with nodelete).
     unsafe { libc::atexit(handler) == 0 }
 }
 
-/// Starts a thread of the library's own. It takes none of the signals that are sent to the process: those go to the
-/// threads of the program, which expect them and may wait for them. What a fault in the thread itself raises it takes, so
-/// that a program's crash handler sees it.
+/// Starts a thread of the library's own. It takes none of the signals that are sent to the process: those go
+/// to the threads of the program, which expect them and may wait for them. What a fault in the thread itself
+/// raises it takes, so that a program's crash handler sees it.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     spawn_boxed(name, Box::new(body))
 }
 
 /// Apart, so that there is one for all.
 fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
-    // A new thread has the mask of the one that starts it: blocked here, so that there is no moment before it is.
+    // A new thread has the mask of the one that starts it: blocked here, so that there is no moment before it
+    // is.
     let _blocked = BlockedSignals::new();
     let run = || {
         OURS.set(true);
@@ -126,17 +133,20 @@ pub fn is_own_thread() -> bool {
     OURS.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Whether others may rely on this thread of the library's own: it waits for nothing that they might have to end.
+/// Whether others may rely on this thread of the library's own: it waits for nothing that they might have to
+/// end.
 pub fn is_relied_on() -> bool {
     RELIED_ON.try_with(Cell::get).unwrap_or(false)
 }
 
-/// From here on this thread does nothing but what the program has called, in its place: it waits as the program's threads do.
+/// From here on this thread does nothing but what the program has called, in its place: it waits as the
+/// program's threads do.
 pub fn stand_in() {
     RELIED_ON.set(false);
 }
 
-/// From here on this thread sleeps as long as it says, to about a microsecond: the kernel adds up to 50 otherwise.
+/// From here on this thread sleeps as long as it says, to about a microsecond: the kernel adds up to 50
+/// otherwise.
 pub fn sleep_on_time() {
     // SAFETY: it concerns this thread's timers alone. Where it is refused, sleeps stay long.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
@@ -149,7 +159,8 @@ struct BlockedSignals {
 
 impl BlockedSignals {
     fn new() -> BlockedSignals {
-        // SAFETY: a sigset_t is plain bits, for which zero is valid; the calls only use the sets that they are given.
+        // SAFETY: a sigset_t is plain bits, for which zero is valid; the calls only use the sets that they
+        // are given.
         unsafe {
             let (mut blocked, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
             libc::sigfillset(&mut blocked);

@@ -12,8 +12,9 @@ pub const MAX_FDS: usize = 4;
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
 
-/// Sends `bytes` on a connected socket, with `fds` (at most [`MAX_FDS`]; Unix sockets only) attached to the first of
-/// them. Returns how many bytes went; if any did, all descriptors did. Never blocks, never raises SIGPIPE.
+/// Sends `bytes` on a connected socket, with `fds` (at most [`MAX_FDS`]; Unix sockets only) attached to the
+/// first of them. Returns how many bytes went; if any did, all descriptors did. Never blocks, never raises
+/// SIGPIPE.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     assert!(fds.len() <= MAX_FDS);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -27,8 +28,9 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
         message.msg_control = (&raw mut control).cast();
         // SAFETY: CMSG_SPACE is arithmetic. Four descriptors need 32 bytes, half of the buffer.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(payload) } as _;
-        // SAFETY: the buffer is aligned and long enough for one header and its payload, so CMSG_FIRSTHDR is inside
-        // it and CMSG_DATA has room for all descriptors. A BorrowedFd is a c_int by its layout guarantee.
+        // SAFETY: the buffer is aligned and long enough for one header and its payload, so CMSG_FIRSTHDR is
+        // inside it and CMSG_DATA has room for all descriptors. A BorrowedFd is a c_int by its layout
+        // guarantee.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(&message);
             (*header).cmsg_level = libc::SOL_SOCKET;
@@ -43,8 +45,8 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     Ok(sent as usize)
 }
 
-/// Receives at most `into.len()` bytes from a connected socket and appends the descriptors that came with them, closed
-/// on exec, to `fds`. `Ok(0)` is the end of the stream. Never blocks.
+/// Receives at most `into.len()` bytes from a connected socket and appends the descriptors that came with
+/// them, closed on exec, to `fds`. `Ok(0)` is the end of the stream. Never blocks.
 pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let mut control = ControlBuffer([0; 64]);
@@ -56,7 +58,8 @@ pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds: &mut Vec<OwnedFd>) 
     // SAFETY: CMSG_SPACE is arithmetic; the result is half of the buffer.
     message.msg_controllen = unsafe { libc::CMSG_SPACE((MAX_FDS * size_of::<libc::c_int>()) as u32) } as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: `message` points to `part` and `control`, which outlive the call and are writable for the lengths given.
+    // SAFETY: `message` points to `part` and `control`, which outlive the call and are writable for the
+    // lengths given.
     let received = retry(|| unsafe { syscall!(recvmsg(socket.as_raw_fd(), &mut message, flags)) })?;
     // SAFETY: the kernel filled `control` and set its length; the CMSG functions stay inside that length. The
     // descriptors in an SCM_RIGHTS message are new and belong to nobody else.
@@ -76,8 +79,8 @@ pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds: &mut Vec<OwnedFd>) 
     Ok(received as usize)
 }
 
-/// The process at the other end of a Unix socket when it connected or listened, as this process' pid namespace counts;
-/// `None` when it is not visible from here.
+/// The process at the other end of a Unix socket when it connected or listened, as this process' pid
+/// namespace counts; `None` when it is not visible from here.
 pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;

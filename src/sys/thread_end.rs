@@ -8,14 +8,15 @@ use crate::panics::caught;
 
 /// Something to do when a thread ends, behind the destructors of all its thread-locals.
 ///
-/// A thread-local that has a destructor is gone for whatever runs after it: destructors of the program's own thread-locals
-/// and, on the thread that calls `exit`, all of its atexit handlers and static destructors. They may call the library. So
-/// what calls need of their thread lies in thread-locals without one, and is given back by this. `exit` does not run it: the
-/// process is at its end, and what runs there finds everything as it was.
+/// A thread-local that has a destructor is gone for whatever runs after it: destructors of the program's own
+/// thread-locals and, on the thread that calls `exit`, all of its atexit handlers and static destructors.
+/// They may call the library. So what calls need of their thread lies in thread-locals without one, and is
+/// given back by this. `exit` does not run it: the process is at its end, and what runs there finds
+/// everything as it was.
 #[derive(Debug)]
 pub struct ThreadEnd {
-    /// The key whose destructor does it, and 1; 0 while there is none. Whoever needs it first makes it without a lock, which
-    /// a child forked meanwhile would find locked for ever.
+    /// The key whose destructor does it, and 1; 0 while there is none. Whoever needs it first makes it
+    /// without a lock, which a child forked meanwhile would find locked for ever.
     key: AtomicU64,
     then: fn(),
 }
@@ -26,8 +27,9 @@ impl ThreadEnd {
         ThreadEnd { key: AtomicU64::new(0), then }
     }
 
-    /// Has it done once, when this thread ends. It may be asked for again while it is done, by what runs later still: a few
-    /// times, after which the C library stops. Where the system has no key left it is not done.
+    /// Has it done once, when this thread ends. It may be asked for again while it is done, by what runs
+    /// later still: a few times, after which the C library stops. Where the system has no key left it is not
+    /// done.
     pub fn arm(&'static self) {
         let Some(key) = self.key() else { return };
         // SAFETY: the key was made by `key` and is never deleted; the value is only passed on, to `run`.
@@ -45,8 +47,8 @@ impl ThreadEnd {
             return Some((known - 1) as libc::pthread_key_t);
         }
         let mut key = 0;
-        // SAFETY: `key` outlives the call. `run` lives as long as the library (linked with nodelete), and gets what `arm`
-        // has set.
+        // SAFETY: `key` outlives the call. `run` lives as long as the library (linked with nodelete), and
+        // gets what `arm` has set.
         let failed = unsafe { libc::pthread_key_create(&mut key, Some(run)) };
         if failed != 0 {
             log::warn!("pthread_key_create failed with {failed}: threads leave memory behind when they end");

@@ -10,8 +10,8 @@ use crate::error::{Error, Result, Status, fail};
 
 const VERSION: u8 = 4;
 
-/// Names the sources that this library was built from. Ranks lay out memory that others use and run kernels that wait for those of
-/// others, which differ from build to build: all ranks need the same.
+/// Names the sources that this library was built from. Ranks lay out memory that others use and run kernels
+/// that wait for those of others, which differ from build to build: all ranks need the same.
 const SOURCES: &str = env!("UNISONO_SOURCES");
 
 /// The most TCP listeners that a rank publishes.
@@ -68,8 +68,8 @@ impl PeerAddress {
                 IpAddr::V6(ip) => {
                     bytes.push(6);
                     bytes.extend_from_slice(&ip.octets());
-                    // A link-local address means nothing without its interface. The number is the publisher's: see
-                    // `seen_from`.
+                    // A link-local address means nothing without its interface. The number is the
+                    // publisher's: see `seen_from`.
                     let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
                     bytes.extend_from_slice(&scope.to_le_bytes());
                 }
@@ -104,8 +104,8 @@ impl PeerAddress {
         format!("rank {} (host {}, pid {})", self.rank, self.hostname, self.pid)
     }
 
-    /// Its TCP listeners as a rank reaches them that is on another host and listens at `own`: there, a link-local address is
-    /// one of the network that its own link-local address is of.
+    /// Its TCP listeners as a rank reaches them that is on another host and listens at `own`: there, a
+    /// link-local address is one of the network that its own link-local address is of.
     pub(super) fn seen_from(&self, own: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
         let near = |address: &SocketAddr| match address {
             SocketAddr::V6(address) if address.ip().is_unicast_link_local() => Some(*address),

@@ -1,7 +1,7 @@
 //! The doorbell of an endpoint: what a thread with nothing to do sleeps on, and how peers wake it.
 //!
-//! A sleeper and a peer that has something for it must not miss each other. Each writes, fences, and then reads what
-//! the other writes:
+//! A sleeper and a peer that has something for it must not miss each other. Each writes, fences, and then
+//! reads what the other writes:
 //!
 //! | sleeper | peer |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | look for data once more | look at `parked`; if 1: set 0, signal the eventfd |
 //! | sleep if there was none ([`Bell::park`]) | |
 //!
-//! Whatever the order, at least one of them sees the other's write. While the sleeper is awake a peer pays for a fence
-//! and a load, no system call; of several peers that find it asleep, one signals.
+//! Whatever the order, at least one of them sees the other's write. While the sleeper is awake a peer pays
+//! for a fence and a load, no system call; of several peers that find it asleep, one signals.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,8 +36,8 @@ pub struct Ready {
     pub writable: bool,
 }
 
-/// The doorbell of this endpoint. Any thread may call any method, but one at a time parks: of several, a peer's ring
-/// wakes all, and the first to wake takes the `parked` word down for the others.
+/// The doorbell of this endpoint. Any thread may call any method, but one at a time parks: of several, a
+/// peer's ring wakes all, and the first to wake takes the `parked` word down for the others.
 #[derive(Debug)]
 pub struct Bell {
     segment: Arc<Segment>,
@@ -56,7 +56,8 @@ impl Bell {
         make().map_err(|cause| Error::system("cannot create the doorbell of an endpoint", cause))
     }
 
-    /// Watches `fd` (level-triggered), or changes what it is watched for. `token` is any value but `u64::MAX`.
+    /// Watches `fd` (level-triggered), or changes what it is watched for. `token` is any value but
+    /// `u64::MAX`.
     pub fn watch(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) -> io::Result<()> {
         debug_assert_ne!(token, RINGER);
         self.epoll.watch(fd, token, Interest { read, write, ..Interest::default() })
@@ -79,21 +80,22 @@ impl Bell {
         self.segment.parked().store(0, Ordering::Relaxed);
     }
 
-    /// Sleeps until rung, until a watched descriptor is ready, until a signal, or until `timeout` (`None`: for ever).
-    /// Events are appended as (token, what for); a ring by itself appends none.
+    /// Sleeps until rung, until a watched descriptor is ready, until a signal, or until `timeout` (`None`:
+    /// for ever). Events are appended as (token, what for); a ring by itself appends none.
     pub fn park(&self, timeout: Option<Duration>, events: &mut Vec<(u64, Ready)>) -> io::Result<()> {
         let answer = self.wait(timeout, events, || self.ringer.drain());
         self.cancel_park();
         answer
     }
 
-    /// The events that are there now. A ring stays for whoever parks: it may be about what this caller does not look at.
+    /// The events that are there now. A ring stays for whoever parks: it may be about what this caller does
+    /// not look at.
     pub fn poll(&self, events: &mut Vec<(u64, Ready)>) -> io::Result<()> {
         self.wait(Some(Duration::ZERO), events, || {})
     }
 
-    /// Takes back the rings so far, for who watches [`Bell::fd`] and looks at everything afterwards. If another thread
-    /// parks, ring again: it may have missed them.
+    /// Takes back the rings so far, for who watches [`Bell::fd`] and looks at everything afterwards. If
+    /// another thread parks, ring again: it may have missed them.
     pub fn answer(&self) {
         self.ringer.drain();
     }
@@ -246,7 +248,8 @@ mod tests {
 
     #[test]
     fn no_wake_up_is_lost() {
-        // Ping-pong: each side publishes a number and sleeps for ever until the other's arrives. A lost wake-up hangs.
+        // Ping-pong: each side publishes a number and sleeps for ever until the other's arrives. A lost
+        // wake-up hangs.
         const ROUNDS: u64 = 20_000;
         let ((left, to_left), (right, to_right)) = (pair(), pair());
         let ball = AtomicU64::new(0);

@@ -1,5 +1,5 @@
-//! How two ends of a connection prove to each other that they know the job's secret, before anything else is said.
-//! Pure: bytes in, bytes out, no I/O.
+//! How two ends of a connection prove to each other that they know the job's secret, before anything else is
+//! said. Pure: bytes in, bytes out, no I/O.
 //!
 //! | from | message | bytes |
 //! |---|---|---|
@@ -8,8 +8,9 @@
 //! | initiator | proof: tag("initiator", hello, challenge) | 32 |
 //! | responder | proof: tag("responder", hello, challenge) | 32 |
 //!
-//! The initiator proves itself first, so a stranger that connects learns a version and a random number. Both nonces are
-//! in both tags, so no tag is of use twice, and the two labels keep one side's tag from being sent back as the other's.
+//! The initiator proves itself first, so a stranger that connects learns a version and a random number. Both
+//! nonces are in both tags, so no tag is of use twice, and the two labels keep one side's tag from being sent
+//! back as the other's.
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +49,8 @@ pub struct Hello {
     pub target: u32,
     /// The job of both.
     pub job: u64,
-    /// Ties the data connections of a link to its control connection: a random number for each attempt to open one.
+    /// Ties the data connections of a link to its control connection: a random number for each attempt to
+    /// open one.
     pub attempt: u64,
 }
 
@@ -100,8 +102,8 @@ impl Handshake {
         }
     }
 
-    /// Takes the peer's next message, of [`Handshake::needs`] bytes. After an error the connection must be closed and
-    /// nothing more sent.
+    /// Takes the peer's next message, of [`Handshake::needs`] bytes. After an error the connection must be
+    /// closed and nothing more sent.
     pub fn advance(&mut self, message: &[u8]) -> Result<Step> {
         if message.len() != self.needs() {
             fail!(Internal, "a handshake message of {} bytes where {} are due", message.len(), self.needs());

@@ -47,12 +47,12 @@ impl PeerMemory {
         }
     }
 
-    /// Copies `into.len()` bytes at `remote_address` of the peer's address space. An error when they are not mapped
-    /// there.
+    /// Copies `into.len()` bytes at `remote_address` of the peer's address space. An error when they are not
+    /// mapped there.
     ///
     /// # Safety
-    /// When the peer is this very process, the bytes must be readable, lie outside `into`, and nobody may write them
-    /// meanwhile. In any other process the kernel checks.
+    /// When the peer is this very process, the bytes must be readable, lie outside `into`, and nobody may
+    /// write them meanwhile. In any other process the kernel checks.
     pub unsafe fn pull(&self, remote_address: u64, into: &mut [u8]) -> io::Result<()> {
         if !self.is_own_process() {
             return self.read(remote_address, into);
@@ -64,8 +64,8 @@ impl PeerMemory {
         Ok(())
     }
 
-    /// As [`PeerMemory::pull`], through the kernel even in our own process: the bytes may change or be unmapped
-    /// meanwhile, which gives other bytes or an error; ESRCH when the process is gone.
+    /// As [`PeerMemory::pull`], through the kernel even in our own process: the bytes may change or be
+    /// unmapped meanwhile, which gives other bytes or an error; ESRCH when the process is gone.
     pub fn read(&self, remote_address: u64, into: &mut [u8]) -> io::Result<()> {
         let gone = |answer: &io::Result<()>| {
             answer.as_ref().is_err_and(|cause| cause.raw_os_error() == Some(libc::ESRCH))
@@ -87,8 +87,8 @@ impl PeerMemory {
     }
 }
 
-/// Whether this process itself can read `len` bytes at `address`, of which it asks the kernel: a look of its own would end it
-/// if not. It need not be memory that others may read.
+/// Whether this process itself can read `len` bytes at `address`, of which it asks the kernel: a look of its
+/// own would end it if not. It need not be memory that others may read.
 pub fn is_readable(address: *const u8, len: usize) -> bool {
     const PAGE: usize = 4096;
     const WORD: usize = size_of::<u64>();

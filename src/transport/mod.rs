@@ -1,5 +1,5 @@
-//! Links between two ranks. A link is a set of ordered byte streams and, between ranks of one host, a view of the
-//! peer's memory. The engine frames messages over the streams; nothing here knows what a message means.
+//! Links between two ranks. A link is a set of ordered byte streams and, between ranks of one host, a view of
+//! the peer's memory. The engine frames messages over the streams; nothing here knows what a message means.
 
 pub mod address;
 pub mod bell;
@@ -19,19 +19,22 @@ use socket2::Socket;
 
 use crate::sys::fork::Unshared;
 
-/// One ordered byte stream between two ranks: a TCP connection, a ring in shared memory, later TLS. Never blocks.
+/// One ordered byte stream between two ranks: a TCP connection, a ring in shared memory, later TLS. Never
+/// blocks.
 pub trait Stream: Send {
     /// Writes as much of `parts`, in order, as fits now. `WouldBlock` when nothing fits.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Reads what is there, at most `into`. `WouldBlock` when nothing is there, `Ok(0)` when the peer has closed.
+    /// Reads what is there, at most `into`. `WouldBlock` when nothing is there, `Ok(0)` when the peer has
+    /// closed.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// What to poll. `None`: the peer rings the doorbell of this endpoint instead (see [`bell`]), both when data comes
-    /// and when room comes after a write that did not fit.
+    /// What to poll. `None`: the peer rings the doorbell of this endpoint instead (see [`bell`]), both when
+    /// data comes and when room comes after a write that did not fit.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Nothing will be written any more. The peer finds the end behind what was, where it would wait for that of the process.
+    /// Nothing will be written any more. The peer finds the end behind what was, where it would wait for that
+    /// of the process.
     fn finish(&mut self) {}
 
     /// The connection itself, for whoever moves its bytes in another way. `None`: it is none.
@@ -39,13 +42,15 @@ pub trait Stream: Send {
         None
     }
 
-    /// A number under which something of this side's stands announced, until the peer takes it or this side withdraws it, whichever
-    /// comes first. 0, which is no number: memory is not shared, or as much as can stand does.
+    /// A number under which something of this side's stands announced, until the peer takes it or this side
+    /// withdraws it, whichever comes first. 0, which is no number: memory is not shared, or as much as can
+    /// stand does.
     fn announce(&mut self) -> u32 {
         0
     }
 
-    /// Withdraws what this side has announced under a number. Whether it stood: if not, the peer has taken it.
+    /// Withdraws what this side has announced under a number. Whether it stood: if not, the peer has taken
+    /// it.
     fn withdraw(&self, _number: u32) -> bool {
         true
     }
@@ -60,9 +65,9 @@ pub trait Stream: Send {
         false
     }
 
-    /// What is there to read, in place, when the stream can show it without a copy; may be less than all that is
-    /// there (a ring shows it up to its end). `Ok(None)`: this stream cannot, use [`Stream::read`]. Empty: nothing is
-    /// there now. `UnexpectedEof` when the peer has closed and everything was consumed.
+    /// What is there to read, in place, when the stream can show it without a copy; may be less than all that
+    /// is there (a ring shows it up to its end). `Ok(None)`: this stream cannot, use [`Stream::read`]. Empty:
+    /// nothing is there now. `UnexpectedEof` when the peer has closed and everything was consumed.
     fn peek(&mut self) -> io::Result<Option<&[u8]>> {
         Ok(None)
     }
@@ -85,8 +90,8 @@ pub enum LinkKind {
     Tcp,
 }
 
-/// What the engine is given when a link is open. Dropping it closes the data streams; the control connection belongs
-/// to the service and stays.
+/// What the engine is given when a link is open. Dropping it closes the data streams; the control connection
+/// belongs to the service and stays.
 pub struct Link {
     /// How its bytes travel.
     pub kind: LinkKind,

@@ -1,4 +1,5 @@
-//! A byte stream through shared memory: one ring for each direction, each in the segment of the rank that reads it.
+//! A byte stream through shared memory: one ring for each direction, each in the segment of the rank that
+//! reads it.
 //!
 //! | offset | written by | what |
 //! |---|---|---|
@@ -7,15 +8,17 @@
 //! | 256 | both | the numbers that stand announced |
 //! | 2304 | writer | the bytes; their count is a power of two |
 //!
-//! Counts only grow; a byte's place is its count modulo the capacity. Each side keeps the other's count as it last saw
-//! it and looks again only when that does not suffice, so that in steady flow no cache line goes to and fro for each
-//! call. A byte crosses by two copies: into the ring, and out of it.
+//! Counts only grow; a byte's place is its count modulo the capacity. Each side keeps the other's count as it
+//! last saw it and looks again only when that does not suffice, so that in steady flow no cache line goes to
+//! and fro for each call. A byte crosses by two copies: into the ring, and out of it.
 //!
-//! Whoever finds nothing to do sleeps on its endpoint's bell. The writer rings the reader's after each publication. A
-//! writer that found the ring full raises `writer_waits`, looks once more, and the reader rings when a quarter is free.
+//! Whoever finds nothing to do sleeps on its endpoint's bell. The writer rings the reader's after each
+//! publication. A writer that found the ring full raises `writer_waits`, looks once more, and the reader
+//! rings when a quarter is free.
 //!
-//! What the writer announces has a word beside the bytes, with its number for as long as it stands. Who takes or withdraws it makes
-//! that 0, by one exchange that fails where the other was first: so both sides know which it was, whatever waits in the rings.
+//! What the writer announces has a word beside the bytes, with its number for as long as it stands. Who takes
+//! or withdraws it makes that 0, by one exchange that fails where the other was first: so both sides know
+//! which it was, whatever waits in the rings.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -131,7 +134,8 @@ pub struct Ring {
     announced: u32,
 }
 
-// SAFETY: `outgoing` points into the peer's mapped segment, which `peer` keeps and which is the same in every thread.
+// SAFETY: `outgoing` points into the peer's mapped segment, which `peer` keeps and which is the same in every
+// thread.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -187,9 +191,9 @@ impl Ring {
         let count = self.readable()?;
         let start = (self.head % self.incoming.capacity as u64) as usize;
         let len = count.min(self.incoming.capacity - start);
-        // SAFETY: `start + len` is at most the capacity, so the span is inside the region. The writer published these
-        // bytes and leaves them alone until they are consumed, which takes `&mut self`. A peer holds the job's
-        // secret; one that breaks this rule can change what is read, never where.
+        // SAFETY: `start + len` is at most the capacity, so the span is inside the region. The writer
+        // published these bytes and leaves them alone until they are consumed, which takes `&mut self`. A
+        // peer holds the job's secret; one that breaks this rule can change what is read, never where.
         Ok(unsafe {
             std::slice::from_raw_parts(self.incoming.region.address().as_ptr().add(DATA_AT + start), len)
         })
@@ -200,7 +204,8 @@ impl Ring {
         self.head += count as u64;
         let address = self.incoming.region.address();
         reader_line(address).head.store(self.head, Ordering::Release);
-        // Against the fence of a writer that found the ring full: either it sees the new head, or this sees it wait.
+        // Against the fence of a writer that found the ring full: either it sees the new head, or this sees
+        // it wait.
         fence(Ordering::SeqCst);
         let writer = writer_line(address);
         if writer.waits.load(Ordering::Relaxed) != 0 {
@@ -220,8 +225,8 @@ impl Ring {
             while !rest.is_empty() {
                 let start = ((self.tail + done as u64) % self.outgoing_capacity as u64) as usize;
                 let len = rest.len().min(self.outgoing_capacity - start);
-                // SAFETY: `start + len` is at most the capacity, so the target is inside the peer's ring, and the
-                // `room` bytes after the tail belong to the writer until they are published.
+                // SAFETY: `start + len` is at most the capacity, so the target is inside the peer's ring, and
+                // the `room` bytes after the tail belong to the writer until they are published.
                 unsafe {
                     let target = self.outgoing.add(DATA_AT + start);
                     std::ptr::copy_nonoverlapping(rest.as_ptr(), target.as_ptr(), len);
@@ -291,7 +296,8 @@ impl Stream for Ring {
 
     fn announce(&mut self) -> u32 {
         for _ in 0..STANDING {
-            // Numbers do not come again for long: what is withdrawn may be tried to be taken until the peer has read that.
+            // Numbers do not come again for long: what is withdrawn may be tried to be taken until the peer
+            // has read that.
             self.announced = self.announced.wrapping_add(1).max(1);
             let place = place(self.outgoing, self.announced);
             if place.load(Ordering::Relaxed) == 0 {
@@ -325,7 +331,8 @@ impl Stream for Ring {
 impl Ring {
     /// What a read says that found no byte.
     fn nothing(&mut self) -> io::Result<usize> {
-        // A byte may have come between the look at the tail and the look at the flag: then there is no end yet.
+        // A byte may have come between the look at the tail and the look at the flag: then there is no end
+        // yet.
         if self.writer_closed() && self.readable()? == 0 {
             return Ok(0);
         }
@@ -354,8 +361,9 @@ impl Drop for Ring {
 }
 
 fn reader_line<'a>(ring: NonNull<u8>) -> &'a ReaderLine {
-    // SAFETY: `ring` is aligned to 128 bytes and at least DATA_AT long (both checked where it came from), its mapping
-    // outlives the Ring in whose methods this is called, and the line is only ever accessed as atomics.
+    // SAFETY: `ring` is aligned to 128 bytes and at least DATA_AT long (both checked where it came from), its
+    // mapping outlives the Ring in whose methods this is called, and the line is only ever accessed as
+    // atomics.
     unsafe { ring.cast().as_ref() }
 }
 
@@ -434,7 +442,8 @@ mod tests {
         const TOTAL: usize = 3_000_000;
         for capacity in [4096, 65536] {
             let [(mut left, left_bell), (mut right, right_bell)] = pair(capacity);
-            // Each end sends its stream and checks the other's, one step of each in turn, and sleeps when neither moves.
+            // Each end sends its stream and checks the other's, one step of each in turn, and sleeps when
+            // neither moves.
             let play = |ring: &mut Ring, bell: &Bell, own: u64, other: u64| {
                 let (mut sent, mut got, mut dice) = (0, 0, own);
                 let mut buffer = vec![0; 20_000];

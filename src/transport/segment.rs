@@ -1,5 +1,5 @@
-//! The memory that an endpoint shares with its peers of the same host: one sparse memfd, mapped by its owner and by
-//! every peer that it was passed to.
+//! The memory that an endpoint shares with its peers of the same host: one sparse memfd, mapped by its owner
+//! and by every peer that it was passed to.
 //!
 //! | offset | what |
 //! |---|---|
@@ -10,9 +10,10 @@
 //!
 //! The descriptor is sealed against shrinking, so a mapped page stays whatever the other side does.
 //!
-//! Pages have no memory before they are first touched: most of a segment is never used. Where the kernel counts what it
-//! has promised, that touch may find none, which would end this process or a peer's. There, and only there, what is handed
-//! out is committed first: elsewhere that would cost each rank some milliseconds, and megabytes, for rings that it hardly uses.
+//! Pages have no memory before they are first touched: most of a segment is never used. Where the kernel
+//! counts what it has promised, that touch may find none, which would end this process or a peer's. There,
+//! and only there, what is handed out is committed first: elsewhere that would cost each rank some
+//! milliseconds, and megabytes, for rings that it hardly uses.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -97,8 +98,8 @@ impl Segment {
         self.mapping.len()
     }
 
-    /// `len` zeroed bytes at a multiple of `align` (a power of two, at most 4096), or `None` when there is no room, or no
-    /// memory.
+    /// `len` zeroed bytes at a multiple of `align` (a power of two, at most 4096), or `None` when there is no
+    /// room, or no memory.
     ///
     /// # Panics
     /// When `align` is not a power of two or more than 4096.
@@ -114,7 +115,8 @@ impl Segment {
             log::warn!("no memory for {len} bytes of the shared segment: {cause}");
             return None;
         }
-        // SAFETY: the heap gave this range to nobody else. The kernel's pages are zero until they are first handed out.
+        // SAFETY: the heap gave this range to nobody else. The kernel's pages are zero until they are first
+        // handed out.
         unsafe { region.address().write_bytes(0, used.min(len)) };
         Some(region)
     }
@@ -125,7 +127,8 @@ impl Segment {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner).free_bytes()
     }
 
-    /// As [`Segment::allocate`], for what others can do without: `None` also when less than `spared` bytes would be left.
+    /// As [`Segment::allocate`], for what others can do without: `None` also when less than `spared` bytes
+    /// would be left.
     pub fn allocate_sparing(self: &Arc<Self>, len: usize, align: usize, spared: usize) -> Option<Region> {
         let left = self.heap.lock().unwrap_or_else(PoisonError::into_inner).free_bytes();
         (left >= len.saturating_add(spared)).then(|| self.allocate(len, align)).flatten()
@@ -215,8 +218,9 @@ impl PeerSegment {
             Error::system(format_args!("cannot map the peer's segment of {size} bytes"), cause)
         })?;
         let at = mapping.address(0, size_of::<Header>()).expect("checked to be longer than a header");
-        // SAFETY: inside the mapping, page-aligned, and any bytes are a valid Header. A hostile peer that writes it
-        // meanwhile gets a torn value checked, never a wider access: the bounds come from the mapping.
+        // SAFETY: inside the mapping, page-aligned, and any bytes are a valid Header. A hostile peer that
+        // writes it meanwhile gets a torn value checked, never a wider access: the bounds come from the
+        // mapping.
         let header: Header = unsafe { at.cast::<Header>().as_ptr().read_volatile() };
         if header.magic != MAGIC || header.layout != LAYOUT {
             fail!(System, "the peer's segment has another layout: run the same unisono on all ranks");

@@ -1,10 +1,11 @@
-//! The background thread of the process: it opens links, watches over peers, and moves work that nobody waits for.
+//! The background thread of the process: it opens links, watches over peers, and moves work that nobody waits
+//! for.
 //!
-//! One thread serves all endpoints of the process; it starts with the first and sleeps in epoll while nothing happens.
-//! It alone owns the connections and their state, so there are no locks around them: everybody else queues commands
-//! (`reactor`) and hears back through [`Port`]. What happens on one endpoint's connections is in `endpoint`, who
-//! may come in in `accepting`, how links come to be in `opening` and `linking`, what is said on a connection in
-//! `connection` and `setup`, how its end is waited for in `parting`.
+//! One thread serves all endpoints of the process; it starts with the first and sleeps in epoll while nothing
+//! happens. It alone owns the connections and their state, so there are no locks around them: everybody else
+//! queues commands (`reactor`) and hears back through [`Port`]. What happens on one endpoint's connections is
+//! in `endpoint`, who may come in in `accepting`, how links come to be in `opening` and `linking`, what is
+//! said on a connection in `connection` and `setup`, how its end is waited for in `parting`.
 
 mod accepting;
 mod connection;
@@ -47,11 +48,11 @@ pub struct Options {
     pub no_tcp: &'static str,
     /// Reading a peer's private pages (process_vm_readv) where the kernel allows it.
     pub pull: bool,
-    /// TCP data connections of one link, 1 to 64; `None`: as suits the job and this process's processors. The rank that opens
-    /// the link decides.
+    /// TCP data connections of one link, 1 to 64; `None`: as suits the job and this process's processors. The
+    /// rank that opens the link decides.
     pub tcp_streams: Option<usize>,
-    /// Threads that move long messages over TCP, the waiting one among them; `None`: this rank's share of the processors, up to
-    /// 8.
+    /// Threads that move long messages over TCP, the waiting one among them; `None`: this rank's share of the
+    /// processors, up to 8.
     pub tcp_threads: Option<usize>,
     /// Whether calls on device memory may be relayed; they are where all ranks say so.
     pub relays: bool,
@@ -90,8 +91,8 @@ impl Default for Options {
 
 impl Options {
     /// The defaults, changed by `UNISONO_TRANSPORT` (`shm`, `tcp` or `shm,tcp`), `UNISONO_CMA` (`0`, `1`),
-    /// `UNISONO_TCP_STREAMS` and `UNISONO_TCP_THREADS` (1 to 64), `UNISONO_RELAY` (`0`, `1`) and `UNISONO_HOST`. `lookup` answers for the
-    /// environment; what is empty is not set.
+    /// `UNISONO_TCP_STREAMS` and `UNISONO_TCP_THREADS` (1 to 64), `UNISONO_RELAY` (`0`, `1`) and
+    /// `UNISONO_HOST`. `lookup` answers for the environment; what is empty is not set.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Options> {
         let mut options = Options::default();
         let lookup = |name: &str| said(lookup(name));
@@ -121,8 +122,8 @@ impl Options {
         Ok(options)
     }
 
-    /// TCP data connections of a link that a process with so many processors opens in a job of `size`. What several threads
-    /// move goes faster over several; each link has them, so many ranks have fewer.
+    /// TCP data connections of a link that a process with so many processors opens in a job of `size`. What
+    /// several threads move goes faster over several; each link has them, so many ranks have fewer.
     fn streams(&self, size: u32, processors: u16) -> usize {
         self.tcp_streams.unwrap_or_else(|| match (self.tcp_threads, size) {
             (Some(1), _) => FEW_STREAMS,
@@ -179,30 +180,36 @@ pub struct Identity {
 /// The longest control message in bytes.
 pub const MAX_CONTROL: usize = 64 * 1024;
 
-/// What the service tells an endpoint. Called on the service thread, no lock of the service held; must not block.
+/// What the service tells an endpoint. Called on the service thread, no lock of the service held; must not
+/// block.
 pub trait Port: Send + Sync {
-    /// A link is open: asked for by [`Registration::open`] or by the peer. At most one for each peer at a time. The
-    /// peer may have written to it already and rung the bell in vain: look at its streams before sleeping.
+    /// A link is open: asked for by [`Registration::open`] or by the peer. At most one for each peer at a
+    /// time. The peer may have written to it already and rung the bell in vain: look at its streams before
+    /// sleeping.
     fn link_opened(&self, peer: u32, link: Link);
     /// Opening failed. `open` may be called again.
     fn link_refused(&self, peer: u32, why: Error);
     /// The peer said goodbye. Its data streams may hold bytes that were not read yet.
     fn peer_left(&self, peer: u32);
-    /// The control connection ended without a goodbye; the data streams may hold unread bytes. `why` names the host, the pid and whether the process is gone.
+    /// The control connection ended without a goodbye; the data streams may hold unread bytes. `why` names
+    /// the host, the pid and whether the process is gone.
     fn peer_lost(&self, peer: u32, why: Error);
     /// A control message from the peer's engine.
     fn control(&self, peer: u32, message: &[u8]);
     /// Move work that nobody waits for.
     fn attend(&self) -> Attendance;
-    /// Say what is left to be said before a goodbye; whether some of it still is. Asked again soon then, but not for long.
+    /// Say what is left to be said before a goodbye; whether some of it still is. Asked again soon then, but
+    /// not for long.
     fn has_last_words(&self) -> bool {
         false
     }
-    /// The goodbyes are said, and taken if peers take them. Data streams on which nothing more is to be said may end.
+    /// The goodbyes are said, and taken if peers take them. Data streams on which nothing more is to be said
+    /// may end.
     fn end_streams(&self) {}
 }
 
-/// When an endpoint wants [`Port::attend`] next. A [`Registration::kick`] has it called in any case, but for `Leave`.
+/// When an endpoint wants [`Port::attend`] next. A [`Registration::kick`] has it called in any case, but for
+/// `Leave`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attendance {
     /// Not before the next kick.
@@ -216,21 +223,22 @@ pub enum Attendance {
     Watch(Instant),
 }
 
-/// An endpoint's presence in the service. Dropping it closes it. Any thread may call any method; in a forked child all
-/// of them do nothing.
+/// An endpoint's presence in the service. Dropping it closes it. Any thread may call any method; in a forked
+/// child all of them do nothing.
 pub struct Registration {
     shared: Arc<Shared>,
     service: &'static Service,
 }
 
-/// Rounds of the service thread in which a question that it has sent is read, answered, and the answer read, if it serves both
-/// sides; and one.
+/// Rounds of the service thread in which a question that it has sent is read, answered, and the answer read,
+/// if it serves both sides; and one.
 const ROUNDS: u32 = 3;
 
 /// How long dropping a registration may take: a goodbye is a few bytes.
 const DROP_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How much longer when the service thread has not come to say it. What had failed here may still be unsaid then, too.
+/// How much longer when the service thread has not come to say it. What had failed here may still be unsaid
+/// then, too.
 const SAY_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Registration {
@@ -272,13 +280,14 @@ impl Registration {
         Parting::new(Arc::clone(&self.shared), self.service)
     }
 
-    /// Opens the link to `peer`. Answered by [`Port::link_opened`] or [`Port::link_refused`]; nothing happens when it
-    /// is open or opening already.
+    /// Opens the link to `peer`. Answered by [`Port::link_opened`] or [`Port::link_refused`]; nothing happens
+    /// when it is open or opening already.
     pub fn open(&self, peer: PeerAddress, deadline: Deadline) {
         self.send(Command::Open { endpoint: self.shared.id, peer, deadline });
     }
 
-    /// Queues a control message of at most [`MAX_CONTROL`] bytes; dropped when there is no link. Never blocks.
+    /// Queues a control message of at most [`MAX_CONTROL`] bytes; dropped when there is no link. Never
+    /// blocks.
     ///
     /// # Panics
     /// When the message is too long.
@@ -287,9 +296,10 @@ impl Registration {
         self.send(Command::Control { endpoint: self.shared.id, peer, message: message.to_vec() });
     }
 
-    /// The engine cannot use the link's data streams any more, because of `why`. Whatever the control connection says
-    /// in the next moment (a goodbye, a control message with the cause, the end of the process) goes before;
-    /// [`Port::peer_lost`] follows with `why` if nothing else ends the link. Nothing happens when there is none.
+    /// The engine cannot use the link's data streams any more, because of `why`. Whatever the control
+    /// connection says in the next moment (a goodbye, a control message with the cause, the end of the
+    /// process) goes before; [`Port::peer_lost`] follows with `why` if nothing else ends the link. Nothing
+    /// happens when there is none.
     pub fn doubt(&self, peer: u32, why: Error) {
         self.send(Command::Doubt { endpoint: self.shared.id, peer, why });
     }
@@ -299,9 +309,10 @@ impl Registration {
         self.send(Command::HangUp { endpoint: self.shared.id, peer, why: why.text().to_owned() });
     }
 
-    /// Why somebody may wait for a link in vain, or for what a peer that has left would have sent: what the kernel last
-    /// refused while this endpoint accepted connections or messages, or what failed of the link to a peer that then left, if that was
-    /// less than `within` ago; and that a link has not opened for a while.
+    /// Why somebody may wait for a link in vain, or for what a peer that has left would have sent: what the
+    /// kernel last refused while this endpoint accepted connections or messages, or what failed of the link
+    /// to a peer that then left, if that was less than `within` ago; and that a link has not opened for a
+    /// while.
     pub fn refusal(&self, within: Duration) -> Option<String> {
         let slow = self.shared.slow();
         let first = slow.first_key_value().map(|(_, text)| match slow.len() - 1 {
@@ -313,7 +324,8 @@ impl Registration {
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
-    /// Why nobody gets through to this rank, if that is so now and has been for a while: the kernel refuses to accept connections.
+    /// Why nobody gets through to this rank, if that is so now and has been for a while: the kernel refuses
+    /// to accept connections.
     pub fn shut(&self) -> Option<String> {
         self.shared.shut.within(door::LONG)
     }
@@ -323,30 +335,33 @@ impl Registration {
         self.shared.refusal.note(text);
     }
 
-    /// Has [`Port::attend`] called soon: after about 100 µs, so that a caller who waits at once is not disturbed.
+    /// Has [`Port::attend`] called soon: after about 100 µs, so that a caller who waits at once is not
+    /// disturbed.
     pub fn kick(&self) {
         if !self.shared.kicked.swap(true, Ordering::AcqRel) {
             self.send(Command::Kick { endpoint: self.shared.id });
         }
     }
 
-    /// True after the service thread has sent what it was told to send before, has read what had come, and has answered
-    /// it, also where it serves the peer, too: from then on silence is the peer's.
+    /// True after the service thread has sent what it was told to send before, has read what had come, and
+    /// has answered it, also where it serves the peer, too: from then on silence is the peer's.
     pub fn caught_up(&self) -> Arc<AtomicBool> {
         let over = Arc::new(AtomicBool::new(false));
         self.send(Command::Rounds { left: ROUNDS, over: Arc::clone(&over) });
         over
     }
 
-    /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second from now
-    /// or at `deadline`, or when it is said, if the service thread is so late. Later calls only wait. Hold no lock that
-    /// the methods of [`Port`] take. Called from within one of them, it does not wait.
+    /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second
+    /// from now or at `deadline`, or when it is said, if the service thread is so late. Later calls only
+    /// wait. Hold no lock that the methods of [`Port`] take. Called from within one of them, it does not
+    /// wait.
     pub fn close(&self, deadline: Deadline) {
         self.close_before(deadline, Box::new(()));
     }
 
-    /// The same, and `streams` are dropped when it is done, however long that takes: the end of the data streams, of which the
-    /// kernel may tell the peer as a reset, does not come before this rank's last words.
+    /// The same, and `streams` are dropped when it is done, however long that takes: the end of the data
+    /// streams, of which the kernel may tell the peer as a reset, does not come before this rank's last
+    /// words.
     pub fn close_before(&self, deadline: Deadline, streams: Box<dyn Send>) {
         let deadline = deadline.min(Deadline::after(DROP_TIMEOUT));
         let said = Deadline::after(DROP_TIMEOUT + SAY_TIMEOUT);
@@ -358,7 +373,8 @@ impl Registration {
         }
     }
 
-    /// Whether the process is ending and has said goodbye to the peers: from them comes what they had sent, and no more.
+    /// Whether the process is ending and has said goodbye to the peers: from them comes what they had sent,
+    /// and no more.
     pub fn has_left(&self) -> bool {
         self.shared.has_left.load(Ordering::Relaxed)
     }

@@ -1,5 +1,6 @@
-//! A byte stream over TCP. The kernel's buffers grow by themselves (a fixed size would switch that off). A byte is
-//! copied twice: into the sending socket's buffer and out of the receiving one's; the network's own copies are extra.
+//! A byte stream over TCP. The kernel's buffers grow by themselves (a fixed size would switch that off). A
+//! byte is copied twice: into the sending socket's buffer and out of the receiving one's; the network's own
+//! copies are extra.
 
 #![forbid(unsafe_code)]
 
@@ -17,9 +18,9 @@ use crate::sys::retry;
 /// How long the host of a peer may answer nothing before its control connection fails.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// How long a data connection may carry nothing before the kernel asks whether it is there: firewalls on the way forget
-/// connections of which they see nothing for some minutes. Longer than [`SILENCE`], so that the control connection, which says
-/// more, speaks first of a host that is gone.
+/// How long a data connection may carry nothing before the kernel asks whether it is there: firewalls on the
+/// way forget connections of which they see nothing for some minutes. Longer than [`SILENCE`], so that the
+/// control connection, which says more, speaks first of a host that is gone.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// The most parts that the kernel takes in one call.
@@ -88,9 +89,10 @@ pub(super) fn connect(address: SocketAddr) -> io::Result<Unshared<Socket>> {
     }
 }
 
-/// Sets what a connection needs: no delay for small messages, a sign of life now and then while it is idle, and, when it is a
-/// control connection, an error once the peer's host has been silent for [`SILENCE`]. A data connection has no such limit: its
-/// peer may leave it full for as long as it computes, and TCP_USER_TIMEOUT would count that too.
+/// Sets what a connection needs: no delay for small messages, a sign of life now and then while it is idle,
+/// and, when it is a control connection, an error once the peer's host has been silent for [`SILENCE`]. A
+/// data connection has no such limit: its peer may leave it full for as long as it computes, and
+/// TCP_USER_TIMEOUT would count that too.
 pub(super) fn configure(socket: &Socket, control: bool) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     let idle = if control { SILENCE / 3 } else { QUIET };

@@ -10,7 +10,8 @@ use unisono::communicator::{Context, Options};
 /// One rank of each host: distances at which nothing else has linked them.
 const MEMBERS: [u32; 3] = [0, 3, 6];
 
-/// The last member's end is awaited by the second, in a broadcast of the first, which does nothing. So is that of a duplicate.
+/// The last member's end is awaited by the second, in a broadcast of the first, which does nothing. So is
+/// that of a duplicate.
 fn lose_the_last(seat: &Seat, last: impl FnOnce([&Context; 2])) {
     let host = Some(format!("host {}", seat.rank / 3));
     let context = Context::create(Options { host, ..seat.options("") }).expect("the ranks meet");

@@ -29,7 +29,8 @@ pub(crate) fn until_it_fails(seat: &Seat, len: usize) {
     after(seat, &context);
 }
 
-/// What a survivor of rank 1 does next: it finds that the failure stays, and makes a new context with the others.
+/// What a survivor of rank 1 does next: it finds that the failure stays, and makes a new context with the
+/// others.
 pub(crate) fn after(seat: &Seat, failed: &Context) {
     let again = Verb::new(Kind::Barrier, 0)
         .run_in::<u8>(failed, &mut [], &Call::default())
@@ -164,7 +165,8 @@ fn a_stopped_rank_is_a_timeout_that_says_so() {
     }
 }
 
-/// Rank 2 is stopped. Whoever is farthest from it in the ring gives up first, and has heard of ranks that wait only.
+/// Rank 2 is stopped. Whoever is farthest from it in the ring gives up first, and has heard of ranks that
+/// wait only.
 pub(crate) fn stop_across_hosts(seat: &Seat) {
     for (name, algorithm) in [("a ring", Some(Algorithm::Ring)), ("any way", None)] {
         let host = Some(format!("host {}", seat.rank / 2));

@@ -114,8 +114,9 @@ fn a_split_that_others_do_not_call_is_named_to_all() {
     }
 }
 
-/// Every algorithm that only moves blocks to an output of many ranks', as messages: short ones that are held back, and long ones
-/// before which the ranks agree. Rank 1 calls with another type, so that all agree but with it.
+/// Every algorithm that only moves blocks to an output of many ranks', as messages: short ones that are held
+/// back, and long ones before which the ranks agree. Rank 1 calls with another type, so that all agree but
+/// with it.
 #[test]
 fn nothing_is_written_when_calls_differ_however_blocks_travel() {
     let algorithms = [

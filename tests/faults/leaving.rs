@@ -14,7 +14,8 @@ use unisono::reduce::DataType;
 /// More than goes unasked.
 const LONG: usize = 4 << 20;
 
-/// Tags: of what rank 1 announces to rank 0, alone and beside rank 2; of what it never sends; of what the others send at the end.
+/// Tags: of what rank 1 announces to rank 0, alone and beside rank 2; of what it never sends; of what the
+/// others send at the end.
 const ALONE: u64 = 1;
 const BESIDE: u64 = 2;
 const NEVER: u64 = 3;
@@ -96,8 +97,8 @@ fn hears_that_it_has_left(context: &Context, rank: u32) {
     assert!(error.text().contains("has left"), "{error}");
 }
 
-/// Rank 0 sends what rank 1 has `callback` for, told whether it has come: late, so that a thread of the library calls it. Rank 1
-/// leaves for that, at the latest in `leave`.
+/// Rank 0 sends what rank 1 has `callback` for, told whether it has come: late, so that a thread of the
+/// library calls it. Rank 1 leaves for that, at the latest in `leave`.
 fn is_called_back(
     seat: &Seat,
     callback: impl FnOnce(bool) + Send + 'static,
@@ -119,7 +120,8 @@ fn is_called_back(
     leave(context, work);
 }
 
-/// Rank 1 destroys its context when it is called back: threads of the library may still be at what they tell it of.
+/// Rank 1 destroys its context when it is called back: threads of the library may still be at what they tell
+/// it of.
 pub(crate) fn ends_beside_a_callback(seat: &Seat) {
     let (tell, told) = mpsc::channel();
     let callback = move |came| {

@@ -1,5 +1,6 @@
-//! What happens when something goes wrong: processes that die, stop, exit or fork, calls that differ, strangers, no
-//! descriptors, ranks that cannot meet, children that lose a member. And what waiting and being there costs.
+//! What happens when something goes wrong: processes that die, stop, exit or fork, calls that differ,
+//! strangers, no descriptors, ranks that cannot meet, children that lose a member. And what waiting and being
+//! there costs.
 
 mod children;
 mod costs;

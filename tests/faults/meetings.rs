@@ -360,7 +360,8 @@ fn a_job_on_one_host_leaves_nothing_and_removes_what_killed_ones_have_left() {
 pub(crate) fn fork_and_join(seat: &Seat) {
     let context = Context::create(by_environment(seat, 60)).expect("the ranks meet");
     let (mut is_over, ends) = std::io::pipe().expect("a pipe");
-    // SAFETY: the child makes a context of its own, which unisono promises to be possible, and leaves by _exit.
+    // SAFETY: the child makes a context of its own, which unisono promises to be possible, and leaves by
+    // _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(ends);

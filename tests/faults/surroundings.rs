@@ -112,7 +112,8 @@ fn a_rank_without_descriptors_for_a_link_says_that_they_are_its_own() {
     job.all_end_well(&ranks);
 }
 
-/// How many descriptors a rank has for a meeting of three: with the fewest it cannot listen, with the most it lacks none.
+/// How many descriptors a rank has for a meeting of three: with the fewest it cannot listen, with the most it
+/// lacks none.
 const FOR_THREE: RangeInclusive<usize> = 4..=20;
 
 /// Rank 0 serves ids. The last rank lacks descriptors, and then all do.
@@ -293,7 +294,8 @@ fn a_rank_without_memory_for_messages_lives_and_takes_them_later() {
 pub(crate) fn fork(seat: &Seat) {
     let context = Context::create(seat.options("")).expect("the ranks meet");
     sum(&context, &mut [1.0; 10]);
-    // SAFETY: the child calls what unisono promises to refuse, writes, and ends without running anything else.
+    // SAFETY: the child calls what unisono promises to refuse, writes, and ends without running anything
+    // else.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let error = Verb::new(Kind::Allreduce, 10)

@@ -48,7 +48,8 @@ impl Case {
     }
 }
 
-/// Runs a case on host memory and on device memory, several times with other numbers, and compares every pointer.
+/// Runs a case on host memory and on device memory, several times with other numbers, and compares every
+/// pointer.
 fn check(context: &Context, case: &Case, noise: &mut Noise) {
     let what = format!("{case:?}, rank {} of {}", context.rank(), context.size());
     let bytes = case.count * case.dtype.size();

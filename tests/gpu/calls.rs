@@ -1,5 +1,5 @@
-//! Collectives of bytes whose results are known, through contexts: who makes them, in graphs too, on ranks that are processes or
-//! threads. Ranks share the GPUs that there are.
+//! Collectives of bytes whose results are known, through contexts: who makes them, in graphs too, on ranks
+//! that are processes or threads. Ranks share the GPUs that there are.
 
 use unisono::collective::request::{Counts, Kind, Request};
 use unisono::communicator::{Call, Context};
@@ -42,8 +42,8 @@ impl<'a> Caller<'a> {
         Call { stream: Some(self.stream.handle()), ..Call::default() }
     }
 
-    /// A call of parts of `count` bytes, `skew` bytes into the buffers. In place it is in the output, and may be made
-    /// again on its own result: reductions are maxima then, else sums.
+    /// A call of parts of `count` bytes, `skew` bytes into the buffers. In place it is in the output, and may
+    /// be made again on its own result: reductions are maxima then, else sums.
     pub(crate) fn request(
         &self,
         kind: Kind,
@@ -71,7 +71,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Puts what the ranks give in a call where they have it, and other bytes into the outputs; runs; compares.
+    /// Puts what the ranks give in a call where they have it, and other bytes into the outputs; runs;
+    /// compares.
     pub(crate) fn check(&self, call: usize, request: &Request, run: impl FnOnce()) {
         let Counts::Uniform(count) = request.counts else { panic!("one count") };
         let (count, me) = (count as usize, self.context.rank());

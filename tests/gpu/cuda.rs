@@ -1,4 +1,5 @@
-//! What the tests do with CUDA as its users: calls that the library has no need of, memory with known contents, graphs.
+//! What the tests do with CUDA as its users: calls that the library has no need of, memory with known
+//! contents, graphs.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::{Arc, OnceLock};

@@ -1,5 +1,6 @@
-//! The exchange between GPUs through contexts, as programs use it: ranks as processes and as threads, on streams of
-//! their own and on none, in graphs, and when something goes wrong. Ranks share the GPUs that there are.
+//! The exchange between GPUs through contexts, as programs use it: ranks as processes and as threads, on
+//! streams of their own and on none, in graphs, and when something goes wrong. Ranks share the GPUs that
+//! there are.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -150,7 +151,8 @@ fn calls(context: &Context) {
     };
     launch();
     rank.stream.synchronize(soon()).expect("the stream ends");
-    // While a thread captures in this mode, no other may copy or instantiate a graph; nor may another's capture end between.
+    // While a thread captures in this mode, no other may copy or instantiate a graph; nor may another's
+    // capture end between.
     barrier(context);
     let graph = {
         let _alone = CAPTURING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -251,7 +253,8 @@ pub(crate) fn scenario_calls(seat: &Seat) {
     ));
 }
 
-/// The others of three ranks after one has failed them: what they hear, whether CUDA is well, whether they can go on.
+/// The others of three ranks after one has failed them: what they hear, whether CUDA is well, whether they
+/// can go on.
 fn survive(seat: &Seat, call: &Call, before: Duration) {
     let context = Context::create(seat.options("first")).expect("the ranks meet");
     let rank = Rank::new(&context);

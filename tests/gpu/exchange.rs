@@ -1,6 +1,6 @@
-//! The exchange between GPUs, in one process: every operation against the host's reduction bit for bit, eager and
-//! replayed, and what an abort does. Ranks share the GPUs that there are. `UNISONO_EXCHANGE_TIMES` asks for a table of
-//! times as well: see [`times`].
+//! The exchange between GPUs, in one process: every operation against the host's reduction bit for bit, eager
+//! and replayed, and what an abort does. Ranks share the GPUs that there are. `UNISONO_EXCHANGE_TIMES` asks
+//! for a table of times as well: see [`times`].
 
 #[path = "../../src/cuda/exchange/tests/case.rs"]
 mod case;

@@ -1,5 +1,6 @@
-//! A program that frees memory while a stream waits for a call: the free waits for the stream, and holds up what other threads
-//! have the driver do, the library's among them. What the call waits for must end all the same.
+//! A program that frees memory while a stream waits for a call: the free waits for the stream, and holds up
+//! what other threads have the driver do, the library's among them. What the call waits for must end all the
+//! same.
 
 use std::time::{Duration, Instant};
 
@@ -69,8 +70,9 @@ pub(crate) fn scenario_killed(seat: &Seat) {
     free_beside(seat, 60);
 }
 
-/// Runs a scenario where GPUs exchange and where they do not, with `trouble` when rank 0 has called. The call ends with `status` and
-/// names rank 1, the free returns within `limit` and [`LATE`], and all of `left` end well.
+/// Runs a scenario where GPUs exchange and where they do not, with `trouble` when rank 0 has called. The call
+/// ends with `status` and names rank 1, the free returns within `limit` and [`LATE`], and all of `left` end
+/// well.
 fn ends_with(scenario: &str, trouble: impl Fn(&Job), status: &str, limit: Duration, left: &[u32]) {
     for p2p in ["0", "1"] {
         let mut job = Job::start_with(scenario, 2, "shm", &[("UNISONO_P2P", p2p)]);
@@ -143,7 +145,8 @@ fn a_first_long_call_ends_while_memory_is_freed() {
 /// How long a stream is kept waiting in what follows.
 const HELD: Duration = Duration::from_millis(200);
 
-/// Keeps a stream waiting, and does `one` meanwhile and, on another thread and somewhat later, `other`. How long they took.
+/// Keeps a stream waiting, and does `one` meanwhile and, on another thread and somewhat later, `other`. How
+/// long they took.
 fn while_a_stream_waits(one: impl FnOnce() + Send, other: impl FnOnce() + Send) -> [Duration; 2] {
     fn timed(body: impl FnOnce()) -> Duration {
         let begun = Instant::now();
@@ -170,8 +173,8 @@ fn while_a_stream_waits(one: impl FnOnce() + Send, other: impl FnOnce() + Send) 
 
 type DriverCall = Box<dyn FnOnce() + Send>;
 
-/// Which calls of the driver wait for a stream, and which wait behind one that frees memory. Printed, for src/cuda/driver.rs: the
-/// library relies on none of it.
+/// Which calls of the driver wait for a stream, and which wait behind one that frees memory. Printed, for
+/// src/cuda/driver.rs: the library relies on none of it.
 #[test]
 fn what_waits_while_a_stream_does() {
     let (side, size) = (stream(0), 1 << 20);

@@ -1,5 +1,5 @@
-//! Four ranks, processes of this machine that take themselves for those of two hosts: calls are composed of exchanges between
-//! the GPUs of a host and of messages over TCP. Ranks share the GPUs that there are.
+//! Four ranks, processes of this machine that take themselves for those of two hosts: calls are composed of
+//! exchanges between the GPUs of a host and of messages over TCP. Ranks share the GPUs that there are.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
-//! What only real GPUs can show. `cargo test` does not run this; `scripts/gpu-test` builds it, and runs it where GPUs are,
-//! one test after the other: a test that makes a stream wait must not be waited for by another's free.
-//! A test that needs more GPUs than there are says so on a line of its own and counts as not run.
+//! What only real GPUs can show. `cargo test` does not run this; `scripts/gpu-test` builds it, and runs it
+//! where GPUs are, one test after the other: a test that makes a stream wait must not be waited for by
+//! another's free. A test that needs more GPUs than there are says so on a line of its own and counts as not
+//! run.
 
 mod algorithms;
 mod calls;

@@ -1,4 +1,5 @@
-//! Many streams of one process on one GPU: it has fewer queues than that, and what waits in one holds up others.
+//! Many streams of one process on one GPU: it has fewer queues than that, and what waits in one holds up
+//! others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -70,7 +71,8 @@ impl Memory {
     }
 }
 
-/// Gives `stream` all calls, each with a copy of the caller's behind it: sums, and both halves of an exchange in turn.
+/// Gives `stream` all calls, each with a copy of the caller's behind it: sums, and both halves of an exchange
+/// in turn.
 fn enqueue(context: &Context, stream: &Stream, memory: &Memory) {
     let peer = 1 - context.rank();
     let call = call(stream);
@@ -171,16 +173,17 @@ fn what_fills_a_queue_behind_a_call_does_not_hold_it_up() {
             }
         }
         stream.synchronize(Deadline::after(LIMIT * 2)).expect("the stream ends");
-        // What follows frees memory, for which the driver waits for the device, with a lock that the other's call may need.
-        // SAFETY: it names no memory.
+        // What follows frees memory, for which the driver waits for the device, with a lock that the other's
+        // call may need. SAFETY: it names no memory.
         unsafe { context.run(&barrier, &Call::default()) }.expect("a barrier");
         assert_eq!(context.failure().map(|error| error.to_string()), None);
         assert!(read(stream, memory.address(), BYTES) == bytes(2, COUNT), "rank {rank}");
     });
 }
 
-/// The driver gives a stream that has been idle a queue. When two threads give streams something at the same moment it may be one
-/// for both, if there are few: so what a call has a device do may come behind what waits for the call.
+/// The driver gives a stream that has been idle a queue. When two threads give streams something at the same
+/// moment it may be one for both, if there are few: so what a call has a device do may come behind what waits
+/// for the call.
 #[test]
 fn a_program_that_launches_all_the_time_holds_up_no_call() {
     const ROUNDS: usize = 1000;
@@ -223,8 +226,8 @@ fn a_program_that_launches_all_the_time_holds_up_no_call() {
     println!("queues: {ROUNDS} calls beside a busy program: {:.1?}", began.elapsed());
 }
 
-/// How many streams that wait it takes until nothing else of this process runs. The library has [`queues::WAITING`] wait, where there
-/// are queues enough.
+/// How many streams that wait it takes until nothing else of this process runs. The library has
+/// [`queues::WAITING`] wait, where there are queues enough.
 #[test]
 fn streams_that_wait_leave_queues_to_others() {
     let waiting: Vec<Stream> = (0..40).map(|_| stream(0)).collect();

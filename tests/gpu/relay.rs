@@ -1,5 +1,5 @@
-//! Calls on device memory that are relayed through lanes of pinned memory: ranks as processes, whose GPUs, if they have
-//! several, are told not to reach each other.
+//! Calls on device memory that are relayed through lanes of pinned memory: ranks as processes, whose GPUs, if
+//! they have several, are told not to reach each other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -268,7 +268,8 @@ fn default_streams(rank: &Rank) {
     report("default streams");
 }
 
-/// Work on the legacy stream comes before calls on a blocking one, which are launched before what is ahead of them has ended.
+/// Work on the legacy stream comes before calls on a blocking one, which are launched before what is ahead of
+/// them has ended.
 fn behind_the_legacy_stream(rank: &Rank) {
     const ROUNDS: usize = 40;
     const COUNT: usize = 1024;

@@ -1,5 +1,5 @@
-//! The broadcast by stages through contexts, by name: ranks as processes and as threads, in graphs, with few blocks. Ranks
-//! share the GPUs that there are.
+//! The broadcast by stages through contexts, by name: ranks as processes and as threads, in graphs, with few
+//! blocks. Ranks share the GPUs that there are.
 
 use unisono::collective::request::Kind;
 use unisono::communicator::{Call, Context, Overlap};

@@ -1,5 +1,5 @@
-//! Bad arguments, and calls that not all ranks make: a status with a reason, and contexts that are as good as before. A bad
-//! address that reached a kernel or a copy would end all use of the GPU in its process.
+//! Bad arguments, and calls that not all ranks make: a status with a reason, and contexts that are as good as
+//! before. A bad address that reached a kernel or a copy would end all use of the GPU in its process.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ use super::support::within;
 const COUNT: u64 = 100_000;
 const BYTES: usize = 400_000;
 
-/// Device memory that is mapped in pieces, one after the other, as PyTorch's expandable segments are. Lives as long as the
-/// process.
+/// Device memory that is mapped in pieces, one after the other, as PyTorch's expandable segments are. Lives
+/// as long as the process.
 fn mapped(device: u32, pieces: usize) -> (u64, usize) {
     let devices = devices();
     let _entered = devices.enter(device).expect("a context");

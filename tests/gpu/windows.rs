@@ -1,4 +1,5 @@
-//! Windows through contexts: ranks as processes and as threads, eager and in graphs. Ranks share the GPUs that there are.
+//! Windows through contexts: ranks as processes and as threads, eager and in graphs. Ranks share the GPUs
+//! that there are.
 
 use unisono::collective::request::Kind;
 use unisono::communicator::Context;

@@ -100,7 +100,8 @@ impl Deal<'_> {
         }
     }
 
-    /// Elements from the start of the input to that of the output, in place; `None`: there is no such form here.
+    /// Elements from the start of the input to that of the output, in place; `None`: there is no such form
+    /// here.
     fn in_place(&self) -> Option<i64> {
         let before: u64 = match self.case.kind {
             Kind::Scatter | Kind::ReduceScatter => (0..self.rank).map(|to| self.block(self.rank, to)).sum(),

@@ -1,7 +1,8 @@
-//! Random calls: ranks call whatever, in groups within groups, from several threads, and one of them aborts, gives up, calls something
-//! else, leaves or is lost. All calls end, what ends well is right, what fails says why, and what it does not concern goes on.
-//! `UNISONO_CALLS_SEEDS=1000..1100 cargo test --test random_calls` tries others than the few that are tried each time;
-//! `UNISONO_CALLS_TOLD=1` tells each program before it is played.
+//! Random calls: ranks call whatever, in groups within groups, from several threads, and one of them aborts,
+//! gives up, calls something else, leaves or is lost. All calls end, what ends well is right, what fails says
+//! why, and what it does not concern goes on. `UNISONO_CALLS_SEEDS=1000..1100 cargo test --test random_calls`
+//! tries others than the few that are tried each time; `UNISONO_CALLS_TOLD=1` tells each program before it is
+//! played.
 
 mod check;
 mod deal;

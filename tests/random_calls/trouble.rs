@@ -246,8 +246,9 @@ impl Program {
         }
     }
 
-    /// Whether a call that fails since another differs has not written anything. It may have if it is another call of the group that
-    /// fails, if it is a long one that moves the root's blocks, or one of lists that differ from rank to rank.
+    /// Whether a call that fails since another differs has not written anything. It may have if it is another
+    /// call of the group that fails, if it is a long one that moves the root's blocks, or one of lists that
+    /// differ from rank to rank.
     pub(crate) fn keeps_output(&self, rank: u32, at: usize) -> bool {
         let Trouble::Differ { at: of, .. } = self.trouble else { return false };
         if of != at {

@@ -1,4 +1,5 @@
-//! What the tests of the engine share: ranks as threads, ranks as processes, calls over plain slices, random numbers.
+//! What the tests of the engine share: ranks as threads, ranks as processes, calls over plain slices, random
+//! numbers.
 
 // Each test file uses its part of this.
 #![allow(dead_code)]
@@ -37,8 +38,8 @@ pub(crate) fn options(rank: u32, size: u32, store: Arc<dyn Store>, transports: &
     }
 }
 
-/// Runs `body` on `size` ranks, a thread each, in a fresh group over `transports`, when all have met: one that fails in it would end the
-/// meeting of the others. What they return, by rank.
+/// Runs `body` on `size` ranks, a thread each, in a fresh group over `transports`, when all have met: one
+/// that fails in it would end the meeting of the others. What they return, by rank.
 pub(crate) fn ranks<T: Send>(size: u32, transports: &str, body: impl Fn(&Context) -> T + Sync) -> Vec<T> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let met = AtomicU32::new(0);
@@ -174,8 +175,8 @@ pub(crate) fn within(milliseconds: u64) -> Call {
 /// Within this time everybody learns of a failure.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Attempts something until it is as quick as failures are told, by the longest time that it says it took. A busy
-/// processor may hold up any process for a second, but not every time.
+/// Attempts something until it is as quick as failures are told, by the longest time that it says it took. A
+/// busy processor may hold up any process for a second, but not every time.
 pub(crate) fn in_time(mut attempt: impl FnMut() -> Duration) {
     let mut all = Vec::new();
     while all.len() < 10 {

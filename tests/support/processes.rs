@@ -1,7 +1,7 @@
 //! Ranks as processes: the test program starts itself, a process a rank, and listens to what they report.
 //!
-//! A test file that uses this has one test named `rank`, which calls [`enter`] and returns when the process was not
-//! started by [`Job::start`].
+//! A test file that uses this has one test named `rank`, which calls [`enter`] and returns when the process
+//! was not started by [`Job::start`].
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -108,8 +108,8 @@ impl Job {
 
     /// Sends a signal to a rank.
     pub(crate) fn signal(&self, rank: u32, signal: i32) {
-        // SAFETY: kill takes numbers only; the child is not reaped before the job ends or `end` is called for it, so
-        // the number is its own.
+        // SAFETY: kill takes numbers only; the child is not reaped before the job ends or `end` is called for
+        // it, so the number is its own.
         let answer = unsafe { libc::kill(self.pid(rank) as i32, signal) };
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
     }

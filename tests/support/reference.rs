@@ -1,4 +1,5 @@
-//! What a collective ought to give, worked out the plain way, and the check that it gives that and nothing else.
+//! What a collective ought to give, worked out the plain way, and the check that it gives that and nothing
+//! else.
 
 use unisono::collective::request::{Counts, Kind};
 use unisono::communicator::{Call, Context};
@@ -70,7 +71,8 @@ impl Case {
         }
     }
 
-    /// Element `index` of what `rank` contributes: small whole numbers, so that every type holds every result.
+    /// Element `index` of what `rank` contributes: small whole numbers, so that every type holds every
+    /// result.
     fn value(&self, rank: u32, index: u64) -> i64 {
         let noise = mix(index << 8 | u64::from(rank));
         let noise = (noise >> 8) as i64;
@@ -141,8 +143,8 @@ impl Case {
         }
     }
 
-    /// Elements between the start of the input and the start of the output when the call is in place; `None` where
-    /// this rank's buffers have nothing to do with each other.
+    /// Elements between the start of the input and the start of the output when the call is in place; `None`
+    /// where this rank's buffers have nothing to do with each other.
     fn alias(&self, rank: u32, size: u32) -> Option<i64> {
         let before = self.blocks(size)[..rank as usize].iter().sum::<u64>() as i64;
         let is_root = rank == self.root;
@@ -173,7 +175,8 @@ impl Case {
             .collect();
         let wanted: Vec<u8> =
             self.expected(rank, size).into_iter().flat_map(|number| number.encode(self.dtype)).collect();
-        // One piece of memory: margin, input, margin, output, margin; in place, the two are inside each other.
+        // One piece of memory: margin, input, margin, output, margin; in place, the two are inside each
+        // other.
         let first = MARGIN + self.skew;
         let alias =
             self.alias(rank, size).filter(|_| self.in_place).map(|distance| distance * element as i64);

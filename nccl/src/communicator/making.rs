@@ -23,8 +23,8 @@ pub(super) struct Unmade {
     pub(super) ended: bool,
 }
 
-/// A child that is being made of a communicator, until this is dropped. It does not hold the parent: whoever sees that the child is made
-/// may destroy that, and is to be the last to hold it.
+/// A child that is being made of a communicator, until this is dropped. It does not hold the parent: whoever
+/// sees that the child is made may destroy that, and is to be the last to hold it.
 pub(crate) struct Making {
     /// The parent's.
     children: Arc<Children>,
@@ -52,8 +52,8 @@ impl Making {
         Making { children, parent_blocks, child: child.clone(), stops }
     }
 
-    /// It has been made, or has not. Where the parent does not block, its client asks the parent, unless the client has ended the
-    /// child.
+    /// It has been made, or has not. Where the parent does not block, its client asks the parent, unless the
+    /// client has ended the child.
     pub(crate) fn end(self, failure: Option<&Error>) {
         let Some(error) = failure.filter(|_| !self.parent_blocks && !self.child.meeting().aborted) else {
             return;
@@ -152,7 +152,8 @@ mod tests {
         assert!(before.failure().is_some() && since.failure().is_none());
     }
 
-    /// Else a client that goes on without ranks that have failed would take what they have failed for what comes of that.
+    /// Else a client that goes on without ranks that have failed would take what they have failed for what
+    /// comes of that.
     #[test]
     fn a_parent_that_was_stopped_tells_of_children_that_were_begun_since() {
         let error = |text: &str| Error::new(Status::PeerFailed, text);

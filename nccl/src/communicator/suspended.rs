@@ -1,8 +1,9 @@
 //! Communicators that hold no memory of their devices for a while.
 //!
-//! That memory goes back with the group that it was set up for. So while a communicator is suspended its handle stands for another one, whose
-//! group has the same ranks and none of that memory, and the one before ends as if it were destroyed. Resuming is what a new
-//! communicator does, too: the devices agree. Where the program refers to the memory, by graphs, windows or signals, it stays.
+//! That memory goes back with the group that it was set up for. So while a communicator is suspended its
+//! handle stands for another one, whose group has the same ranks and none of that memory, and the one before
+//! ends as if it were destroyed. Resuming is what a new communicator does, too: the devices agree. Where the
+//! program refers to the memory, by graphs, windows or signals, it stays.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use super::{COMMUNICATORS, Communicator, Making, Phase, aborted};
 use crate::error::{Result, fail};
 use crate::place::Place;
 
-/// How long who suspends waits for the memory to be given back, once all ranks have come: they let go of it at the same time.
+/// How long who suspends waits for the memory to be given back, once all ranks have come: they let go of it
+/// at the same time.
 const GIVING_BACK: Duration = Duration::from_secs(2);
 
 impl Communicator {
@@ -24,7 +26,8 @@ impl Communicator {
         self.suspend_by(gives)
     }
 
-    /// The same; whether another communicator is to take its place, if that is all the same to graphs, windows and signals.
+    /// The same; whether another communicator is to take its place, if that is all the same to graphs,
+    /// windows and signals.
     fn suspend_by(self: Arc<Self>, gives: bool) -> Result<()> {
         let name = self.called_group()?.name().to_owned();
         let Some(memory) = self.give_way(gives)? else { return Ok(()) };
@@ -38,7 +41,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Suspends it, or another communicator that its handle stands for from then on. The memory that goes back, if there is any.
+    /// Suspends it, or another communicator that its handle stands for from then on. The memory that goes
+    /// back, if there is any.
     fn give_way(self: &Arc<Self>, gives: bool) -> Result<Option<HeldMemory>> {
         let context = self.called_group()?;
         let mut phase = self.phase();
@@ -97,7 +101,8 @@ impl Communicator {
         Ok(memory)
     }
 
-    /// Waits for what was called here. As long as the others are well that takes as long as it takes, as for who destroys it.
+    /// Waits for what was called here. As long as the others are well that takes as long as it takes, as for
+    /// who destroys it.
     fn come_to_rest(&self) -> Result<()> {
         self.finish_started(Deadline::NEVER)?;
         // They and their failures are known by this one.

@@ -80,7 +80,8 @@ fn the_failure_of_a_message_is_the_communicators() {
     });
 }
 
-/// One thread ends a communicator, and another one, which looks after it, is to abort it: nobody else knows of the failure.
+/// One thread ends a communicator, and another one, which looks after it, is to abort it: nobody else knows
+/// of the failure.
 #[test]
 fn the_failure_of_a_message_is_seen_while_another_thread_waits_for_the_rest() {
     let store = Arc::new(HashStore::new());

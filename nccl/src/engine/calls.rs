@@ -1,5 +1,5 @@
-//! Calls of a group, kept for its end: what GPUs do alone is gathered, checked, for each communicator; all else waits as it was
-//! called.
+//! Calls of a group, kept for its end: what GPUs do alone is gathered, checked, for each communicator; all
+//! else waits as it was called.
 
 use std::sync::Arc;
 
@@ -41,9 +41,10 @@ struct Gathered {
     collectives: usize,
 }
 
-/// So many collectives of a rank are given to its stream before the next rank of this thread has its turn: far fewer than a stream's queue
-/// has room for, or this thread would wait there for kernels that wait for those of that rank. All ranks have the same turns, also those
-/// that are alone in their thread: no launch is part of two.
+/// So many collectives of a rank are given to its stream before the next rank of this thread has its turn:
+/// far fewer than a stream's queue has room for, or this thread would wait there for kernels that wait for
+/// those of that rank. All ranks have the same turns, also those that are alone in their thread: no launch is
+/// part of two.
 const TURN: usize = 64;
 
 impl Gathered {
@@ -119,8 +120,8 @@ impl Calls {
         }
     }
 
-    /// The streams of each communicator that is called on several: a group is one operation, for each of them. Not those of
-    /// sends and receives alone that GPUs do: they are one launch.
+    /// The streams of each communicator that is called on several: a group is one operation, for each of
+    /// them. Not those of sends and receives alone that GPUs do: they are one launch.
     pub(super) fn joined(&self) -> Result<Vec<Joined>> {
         let is_apart = |streams: &&Streams| {
             let is_its = |communicator: &Arc<Communicator>| Arc::ptr_eq(communicator, &streams.communicator);
@@ -168,21 +169,22 @@ impl Calls {
         Ok(added)
     }
 
-    /// Reads the factors that devices have; `note` is told what fails. Calls of the others go on: who waits for those has no part in it.
+    /// Reads the factors that devices have; `note` is told what fails. Calls of the others go on: who waits
+    /// for those has no part in it.
     pub(super) fn resolve(&mut self, mut note: impl FnMut(Error)) {
         self.gathered.retain_mut(|gathered| gathered.resolve().map_err(&mut note).is_ok());
         self.others.retain_mut(|launch| launch.resolve().map_err(&mut note).is_ok());
     }
 
-    /// Puts the communicators into an order that all ranks have alike, and keeps that of each one's calls: whichever was called first
-    /// here, on one stream they do not wait for each other in a circle.
+    /// Puts the communicators into an order that all ranks have alike, and keeps that of each one's calls:
+    /// whichever was called first here, on one stream they do not wait for each other in a circle.
     pub(super) fn order(&mut self) {
         self.gathered.sort_by_key(|gathered| id(&gathered.communicator));
         self.others.sort_by_key(|launch| id(&launch.communicator));
     }
 
-    /// Gives what was gathered to its streams, of all communicators the collectives first, the ranks of each in turns; `note` is told what
-    /// fails.
+    /// Gives what was gathered to its streams, of all communicators the collectives first, the ranks of each
+    /// in turns; `note` is told what fails.
     pub(super) fn give_gathered(&mut self, mut note: impl FnMut(Error)) {
         let mut gathered = std::mem::take(&mut self.gathered);
         gathered.retain(|Gathered { turns, .. }| !turns[0].is_empty());
@@ -192,7 +194,8 @@ impl Calls {
                 for Gathered { communicator, turns, .. } in &mut *ranks {
                     let Some(launches) = turns.get_mut(turn) else { continue };
                     let context = communicator.called_group();
-                    // SAFETY: the client's promise: the buffers are valid until the calls are complete, and the streams live.
+                    // SAFETY: the client's promise: the buffers are valid until the calls are complete, and
+                    // the streams live.
                     let given = context.and_then(|context| unsafe { launches.give_collectives(context) });
                     if let Err(error) = given {
                         note(error);

@@ -1,4 +1,5 @@
-//! Calls on GPUs, over a driver that has none: see tests/driver.c. Each test is a process of its own, which has loaded it.
+//! Calls on GPUs, over a driver that has none: see tests/driver.c. Each test is a process of its own, which
+//! has loaded it.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::path::Path;
@@ -176,8 +177,8 @@ fn who_ends_a_communicator_that_sends_to_itself_goes_when_another_thread_aborts_
     });
 }
 
-/// A kernel ends when all ranks have begun it, and a stream has room for some thousand entries: a thread that gave one rank all it has to do
-/// would wait for room there, and the next rank for that thread.
+/// A kernel ends when all ranks have begun it, and a stream has room for some thousand entries: a thread that
+/// gave one rank all it has to do would wait for room there, and the next rank for that thread.
 #[test]
 fn ranks_of_one_thread_are_given_long_groups_in_turns() {
     over_driver("ranks_of_one_thread_are_given_long_groups_in_turns", &[], |driver| {

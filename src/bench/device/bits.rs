@@ -130,7 +130,8 @@ fn unlike_ranks(rank: &Rank<'_>, kind: Kind, result: &[f32]) -> Result<bool> {
     Ok(least != most)
 }
 
-/// Element `index` of a rank's input: of either sign, over some twenty powers of two, so that the order of a sum shows.
+/// Element `index` of a rank's input: of either sign, over some twenty powers of two, so that the order of a
+/// sum shows.
 fn number(rank: u32, index: u64) -> f32 {
     let mut bits = (u64::from(rank) << 40 ^ index).wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -11,12 +11,12 @@ pub(super) struct Point {
     pub(super) times: [f64; WAYS],
 }
 
-/// Up to how many bytes each way but the last is used, so that the product of all times is the least; 0: never. Between
-/// two sizes that were measured a bound lies half way. `points` by rising sizes, every one with some finite time, the last
-/// one of the last way.
+/// Up to how many bytes each way but the last is used, so that the product of all times is the least; 0:
+/// never. Between two sizes that were measured a bound lies half way. `points` by rising sizes, every one
+/// with some finite time, the last one of the last way.
 pub(super) fn bounds(points: &[Point]) -> [u64; WAYS - 1] {
-    // The best sum of logarithms with the first points done and no later way than this one used; and how many points each
-    // way has had.
+    // The best sum of logarithms with the first points done and no later way than this one used; and how many
+    // points each way has had.
     let mut best = [(0.0, [0; WAYS]); WAYS];
     for point in points {
         let mut next = [(f64::INFINITY, [0; WAYS]); WAYS];

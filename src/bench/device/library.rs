@@ -36,7 +36,8 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// `library` is open, stays so, and gives the names of NCCL's functions to functions of NCCL's types.
+            /// `library` is open, stays so, and gives the names of NCCL's functions to functions of NCCL's
+            /// types.
             unsafe fn resolve(library: *mut c_void) -> Result<Functions> {
                 // SAFETY: the library is open, and the names end with a zero.
                 let find = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
@@ -109,7 +110,8 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Opens the library at `path`, which errors call `name`. A path without a slash is looked up as the loader does.
+    /// Opens the library at `path`, which errors call `name`. A path without a slash is looked up as the
+    /// loader does.
     ///
     /// # Safety
     /// It is a library with NCCL's ABI, or none that has one of its names.
@@ -131,7 +133,8 @@ impl Library {
         Ok(Arc::new(Library { name, path, handle: handle.addr(), functions }))
     }
 
-    /// Refuses this library where `earlier` is the same one by another path: it would be compared with itself.
+    /// Refuses this library where `earlier` is the same one by another path: it would be compared with
+    /// itself.
     pub(super) fn check_apart(&self, earlier: &Library) -> Result<()> {
         if self.handle == earlier.handle && self.path != earlier.path {
             let (path, other) = (self.path.display(), earlier.path.display());
@@ -194,7 +197,8 @@ impl Communicator {
         Ok(Communicator { library: library.clone(), handle, rank, size, windows: Vec::new(), stuck: true })
     }
 
-    /// Device memory of `bytes` bytes in a symmetric window, there for as long as the communicator. Every rank calls this.
+    /// Device memory of `bytes` bytes in a symmetric window, there for as long as the communicator. Every
+    /// rank calls this.
     pub(super) fn window(&mut self, bytes: usize) -> Result<u64> {
         let calls = &self.library.functions;
         let (Some(allocate), Some(register)) = (calls.allocate, calls.register) else {
@@ -223,8 +227,8 @@ impl Communicator {
     /// Enqueues the call. Refuses what the library has no function for.
     ///
     /// # Safety
-    /// The buffers are device memory as the request says, and nobody races with the stream for them; the stream is of
-    /// the rank's device, which is current.
+    /// The buffers are device memory as the request says, and nobody races with the stream for them; the
+    /// stream is of the rank's device, which is current.
     pub(super) unsafe fn run(&self, request: &Request, stream: StreamHandle) -> Result<()> {
         let Counts::Uniform(count) = request.counts else {
             fail!(Unsupported, "{}: it has no calls with a count for each rank", self.library.name);
@@ -303,7 +307,8 @@ impl Communicator {
                 receives.extend(blocks());
             }
         }
-        // SAFETY: the caller's promise; blocks lie within the buffers. The group is closed whatever becomes of the calls.
+        // SAFETY: the caller's promise; blocks lie within the buffers. The group is closed whatever becomes
+        // of the calls.
         unsafe {
             self.library.check("ncclGroupStart", (calls.group_start)())?;
             let mut outcome = Ok(());
@@ -392,7 +397,8 @@ mod tests {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// A library for one rank, over host memory: it checks that arguments arrive as NCCL's header orders them.
+    /// A library for one rank, over host memory: it checks that arguments arrive as NCCL's header orders
+    /// them.
     const FAKE: &str = r#"
         #include <stddef.h>
         #include <string.h>

@@ -28,7 +28,8 @@ impl Buffers {
         })
     }
 
-    /// Fills `bytes` bytes from `address` with repetitions of what `write` makes of `tile` bytes (at most [`PIECE`]).
+    /// Fills `bytes` bytes from `address` with repetitions of what `write` makes of `tile` bytes (at most
+    /// [`PIECE`]).
     ///
     /// # Safety
     /// They are device memory of the stream's device, and nobody else uses them meanwhile.

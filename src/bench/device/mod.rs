@@ -1,7 +1,7 @@
 //! Operations on device memory: natively and by libraries with NCCL's ABI, in turn in one run.
 //!
-//! Rank r has GPU r modulo their number and a non-blocking stream of its own. Who runs the calls is a *subject*; all of
-//! them use the same buffers and the same stream.
+//! Rank r has GPU r modulo their number and a non-blocking stream of its own. Who runs the calls is a
+//! *subject*; all of them use the same buffers and the same stream.
 
 mod bits;
 mod crossing;
@@ -27,8 +27,8 @@ pub(super) use bits::bits;
 pub(super) use start::start;
 pub(super) use tune::tune;
 
-/// Measures every case by every subject. Answers whether all results that were looked at are right; an error if the first
-/// subject could do nothing.
+/// Measures every case by every subject. Answers whether all results that were looked at are right; an error
+/// if the first subject could do nothing.
 pub(super) fn measure(options: &Options, seat: &Seat, cases: Vec<Case>) -> Result<bool> {
     let devices = Devices::open()?;
     let device = device_of(&devices, seat)?;

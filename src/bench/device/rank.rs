@@ -63,7 +63,8 @@ enum Subject {
 }
 
 impl<'a> Rank<'a> {
-    /// Meets the others, without any subject yet. `device` is current on this thread for as long as this lives.
+    /// Meets the others, without any subject yet. `device` is current on this thread for as long as this
+    /// lives.
     pub(super) fn join(
         options: &'a Options,
         seat: &Seat,
@@ -94,7 +95,8 @@ impl<'a> Rank<'a> {
         Ok(what)
     }
 
-    /// Adds this library by a table of choices for the GPUs' exchange: meets the others again, whose GPUs must exchange.
+    /// Adds this library by a table of choices for the GPUs' exchange: meets the others again, whose GPUs
+    /// must exchange.
     pub(super) fn admit_by(&mut self, table: Table, device: u32) -> Result<()> {
         let transport = self.options.transports()[0];
         self.tables += 1;
@@ -150,8 +152,8 @@ impl<'a> Rank<'a> {
         }
         barrier(&self.control, None)?;
         let bound = self.bind(case, subject);
-        // SAFETY: the buffers hold the largest case, and every function here waits for what it has enqueued before
-        // anybody else touches them.
+        // SAFETY: the buffers hold the largest case, and every function here waits for what it has enqueued
+        // before anybody else touches them.
         let first = bound.and_then(|bound| unsafe { bound.complete(self) });
         if let Err(refusal) = self.agree(first)? {
             return Ok(Outcome::Refused(refusal));
@@ -385,7 +387,8 @@ impl<'a> Rank<'a> {
         Ok(Sample::of(times, 1))
     }
 
-    /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds one takes.
+    /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds
+    /// one takes.
     fn warm_up(&self, run: &dyn Fn() -> Result<()>) -> Result<u64> {
         let mut runs = self.options.warmup.map_or(1, u64::from).max(1);
         let mut spent = 0;
@@ -472,7 +475,8 @@ const DONE: u64 = 0;
 const REFUSED: u64 = 1;
 const FAILED: u64 = 2;
 
-/// What became of it on this rank. What cannot be done is refused; anything else that goes wrong is a failure.
+/// What became of it on this rank. What cannot be done is refused; anything else that goes wrong is a
+/// failure.
 fn became<T>(result: &Result<T>) -> u64 {
     match result.as_ref().map_err(Error::status) {
         Ok(_) => DONE,

@@ -75,7 +75,8 @@ impl<'a> Report<'a> {
         self.rows.iter().flat_map(|row| &row.cells).filter_map(Cell::errors).sum()
     }
 
-    /// Whether the first subject, which the others are compared with, could do nothing at all: why, as far as is known.
+    /// Whether the first subject, which the others are compared with, could do nothing at all: why, as far as
+    /// is known.
     pub(super) fn nothing(&self) -> Option<String> {
         let firsts = || self.rows.iter().map(|row| &row.cells[0]);
         let why = firsts().find_map(|cell| cell.refusal.clone());

@@ -65,8 +65,8 @@ impl Rank<'_> {
         Ok(Outcome::Measured(Sample { errors, ..sample }))
     }
 
-    /// The pointers of all ranks, one rank's after the other's, are dealt out to the GPUs in blocks: processes that share a GPU
-    /// would wait for their slices of its time.
+    /// The pointers of all ranks, one rank's after the other's, are dealt out to the GPUs in blocks:
+    /// processes that share a GPU would wait for their slices of its time.
     fn several(&self, context: &Context, case: &Case, pointers: u32) -> Result<Several> {
         let devices = self.devices();
         let all = self.control().size() * pointers;

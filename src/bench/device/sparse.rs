@@ -84,7 +84,8 @@ impl Rank<'_> {
             dtype: rows.dtype,
         };
         let call = Call { stream: Some(handle), ..Call::default() };
-        // SAFETY: the tensors are as long as their shape says, and outlive what the stream is given, for which this waits.
+        // SAFETY: the tensors are as long as their shape says, and outlive what the stream is given, for
+        // which this waits.
         let result = unsafe { context.run_sparse(&input, Operator::Sum, &call) }?;
         if result.nnz() != rows.all() {
             fail!(Internal, "the sum has {} rows, but {} are due", result.nnz(), rows.all());

@@ -1,4 +1,5 @@
-//! `start --device`: how long a communicator takes from its making to its first result, and the GPU memory that it costs.
+//! `start --device`: how long a communicator takes from its making to its first result, and the GPU memory
+//! that it costs.
 
 use std::time::Instant;
 

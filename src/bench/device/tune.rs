@@ -1,9 +1,9 @@
-//! `--tune`: measures the choices of the exchange between GPUs for the ranks that there are, and writes them down for
-//! `UNISONO_TUNING`.
+//! `--tune`: measures the choices of the exchange between GPUs for the ranks that there are, and writes them
+//! down for `UNISONO_TUNING`.
 //!
-//! Choice after choice is varied while the others stay, and kept if it makes its calls 2 % faster; then every protocol is
-//! measured alone over the sizes, which tells where one is to end and the next to begin. There are at most 700
-//! measurements, and each takes its budget and two fifths of it to warm up.
+//! Choice after choice is varied while the others stay, and kept if it makes its calls 2 % faster; then every
+//! protocol is measured alone over the sizes, which tells where one is to end and the next to begin. There
+//! are at most 700 measurements, and each takes its budget and two fifths of it to warm up.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -196,7 +196,8 @@ const PROTOCOLS: [(&str, u64, u64); WAYS] = [
     ("tiles", 32 * KIB, LARGEST),
 ];
 
-/// Measures on all ranks, writes the file on rank 0. What the file says already of other numbers of ranks stays.
+/// Measures on all ranks, writes the file on rank 0. What the file says already of other numbers of ranks
+/// stays.
 pub(in crate::bench) fn tune(options: &Options, seat: &Seat, path: &Path) -> Result<bool> {
     let devices = Devices::open()?;
     let device = device_of(&devices, seat)?;

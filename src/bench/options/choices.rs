@@ -1,4 +1,5 @@
-//! What options choose from: each with the name that the command line and the reports have for it, and its parser.
+//! What options choose from: each with the name that the command line and the reports have for it, and its
+//! parser.
 
 use std::fmt;
 use std::num::NonZeroU64;

@@ -18,8 +18,8 @@ impl Context {
         self.begin_split(color, key)?.map(Child::meet).transpose()
     }
 
-    /// The first half of [`Context::split`]: what all ranks of this group do, in the same order if they split it several
-    /// times. The members of the child have yet to meet.
+    /// The first half of [`Context::split`]: what all ranks of this group do, in the same order if they split
+    /// it several times. The members of the child have yet to meet.
     pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
         self.begin_split_within(Limits::begin(self.timeout()), color, key)
     }
@@ -47,19 +47,21 @@ impl Context {
         Ok(Some(child(color, ranks).agreed(limits)))
     }
 
-    /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
-    /// `NotMember` and names rank and group. If this group has failed it is refused, and members that do not know of that yet are told.
+    /// A named child group of the listed ranks, in that order; called by its members only. Another rank's
+    /// call is `NotMember` and names rank and group. If this group has failed it is refused, and members that
+    /// do not know of that yet are told.
     pub fn group(&self, name: &str, ranks: &[u32]) -> Result<Context> {
         Child { tied: true, ..self.begin_regroup(name, ranks)? }.meet_if_sound()
     }
 
-    /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
-    /// others. For programs in Rust: `libnccl.so.2` has [`Context::begin_regroup`].
+    /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on
+    /// without the others. For programs in Rust: `libnccl.so.2` has [`Context::begin_regroup`].
     pub fn regroup(&self, name: &str, ranks: &[u32]) -> Result<Context> {
         self.begin_regroup(name, ranks)?.meet()
     }
 
-    /// The first half of [`Context::regroup`], in the same order on all members, as [`Context::begin_split`]. Waits for nobody.
+    /// The first half of [`Context::regroup`], in the same order on all members, as [`Context::begin_split`].
+    /// Waits for nobody.
     pub fn begin_regroup(&self, name: &str, ranks: &[u32]) -> Result<Child> {
         let size = self.size();
         if ranks.is_empty() {
@@ -89,7 +91,8 @@ impl Context {
         self.child(Making::Duplicate, "+", format!("{}+", self.name()), ranks).meet_if_sound()
     }
 
-    /// What tells it from the other children of this group: `name`, the members, and how many there have been of these.
+    /// What tells it from the other children of this group: `name`, the members, and how many there have been
+    /// of these.
     pub(super) fn child(&self, making: Making, name: &str, label: String, ranks: Vec<u32>) -> Child {
         let mut children = lock(&self.0.line.children);
         let count = children.entry((name.to_string(), ranks.clone())).or_insert(0);
@@ -107,9 +110,9 @@ impl Context {
         }
     }
 
-    /// Sets up what the members of a new group have to set up together. A child's members exchange words whether they share memory or not:
-    /// so links join them, by which each hears what ends another, and all know that they are members, though the parent may have failed
-    /// before some were told.
+    /// Sets up what the members of a new group have to set up together. A child's members exchange words
+    /// whether they share memory or not: so links join them, by which each hears what ends another, and all
+    /// know that they are members, though the parent may have failed before some were told.
     pub(super) fn settled(self, limits: Limits, making: Making) -> Result<Context> {
         if let Membership::Group(group) = &self.0.membership {
             let exchange = |mine, until| self.exchange(group, mine, until, making);
@@ -161,8 +164,8 @@ impl Child {
         Child { succeeds: true, ..self }
     }
 
-    /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`], which has what the first has left of the
-    /// deadline.
+    /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`], which has
+    /// what the first has left of the deadline.
     pub fn meet(self) -> Result<Context> {
         self.meet_unless(&Recall::default())
     }
@@ -184,7 +187,8 @@ impl Child {
         child.settled(limits, making)
     }
 
-    /// [`Child::meet_unless`], and then [`Context::begin_split`] of that group, which is for nothing else: both have one deadline.
+    /// [`Child::meet_unless`], and then [`Context::begin_split`] of that group, which is for nothing else:
+    /// both have one deadline.
     pub fn meet_and_split_unless(
         self,
         recall: &Recall,
@@ -197,8 +201,8 @@ impl Child {
         all.begin_split_within(limits, color, key).map_err(|error| limits.tell(&name, error))
     }
 
-    /// As [`Child::meet`], unless the parent has failed. The others may not have heard of that yet, and wait for this rank: they hear of
-    /// it as the child's failure.
+    /// As [`Child::meet`], unless the parent has failed. The others may not have heard of that yet, and wait
+    /// for this rank: they hear of it as the child's failure.
     fn meet_if_sound(self) -> Result<Context> {
         let Some(error) = self.parent.failure() else { return self.meet() };
         let error = error.context(format!("group '{}' has failed before", self.parent.name()));
@@ -206,8 +210,8 @@ impl Child {
         Err(error)
     }
 
-    /// In place of [`Child::meet`], for a member that does not come, for the cause `why`: the others, who may wait for it, hear that as the
-    /// child's failure.
+    /// In place of [`Child::meet`], for a member that does not come, for the cause `why`: the others, who may
+    /// wait for it, hear that as the child's failure.
     pub fn decline(self, why: &Error) {
         if let Some(group) = self.group() {
             group.fail_here(why);

@@ -1,7 +1,8 @@
 //! A context that takes the place of another: for what is suspended, and goes on later.
 //!
-//! What GPUs exchange in goes back with the context that it was made for. So who wants that memory for something else makes a new context
-//! of the same ranks and drops the old one, which waits for nobody but them. The new one has no memory of the devices before it needs some.
+//! What GPUs exchange in goes back with the context that it was made for. So who wants that memory for
+//! something else makes a new context of the same ranks and drops the old one, which waits for nobody but
+//! them. The new one has no memory of the devices before it needs some.
 
 use std::sync::Arc;
 
@@ -15,8 +16,9 @@ use crate::signature::Making;
 const FAILED: u64 = 2;
 
 impl Context {
-    /// Collective: a context of the same ranks that is to take the place of this one, which they drop when they have met; `None`, on all of
-    /// them, unless every one is `willing`. An error if a rank comes with one.
+    /// Collective: a context of the same ranks that is to take the place of this one, which they drop when
+    /// they have met; `None`, on all of them, unless every one is `willing`. An error if a rank comes with
+    /// one.
     ///
     /// Children of listed ranks ([`Context::regroup`]) are the same whichever of the two they are made of.
     pub fn begin_successor(&self, willing: Result<bool>) -> Result<Option<Child>> {
@@ -41,8 +43,9 @@ impl Context {
         Ok(agreed.then(|| child().agreed(limits)))
     }
 
-    /// Whether something of the program refers to the memory that the GPUs exchange in: a call that was captured, a window, or signals that
-    /// this rank has sent. It stays where it is as long as this context lives.
+    /// Whether something of the program refers to the memory that the GPUs exchange in: a call that was
+    /// captured, a window, or signals that this rank has sent. It stays where it is as long as this context
+    /// lives.
     pub fn is_referred_to(&self) -> bool {
         self.exchange_of_devices().is_some_and(|exchange| exchange.is_referred_to())
     }

@@ -1,4 +1,5 @@
-//! How the ranks of a group come to agree on the way of calls on device memory: setup rounds, in which every rank takes part.
+//! How the ranks of a group come to agree on the way of calls on device memory: setup rounds, in which every
+//! rank takes part.
 
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -23,8 +24,8 @@ use crate::signature::Signature;
 /// How long a thread that connects many groups stays with one of them before it looks at the others.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
-/// that has several ranks of one group. Contexts that have agreed already are left alone.
+/// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a
+/// thread needs that has several ranks of one group. Contexts that have agreed already are left alone.
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
     let candidates: Vec<Candidate<'_>> = contexts
         .iter()
@@ -46,8 +47,8 @@ pub(in crate::communicator) struct Candidate<'a> {
     pub(in crate::communicator) device: u32,
     /// The call that needs it; `None`: it comes before all calls.
     pub(in crate::communicator) first: Option<First>,
-    /// Whether messages go the same way if it comes before all calls: of programs that name the ranks that they receive from, and have
-    /// messages in device memory alone. The same on all ranks.
+    /// Whether messages go the same way if it comes before all calls: of programs that name the ranks that
+    /// they receive from, and have messages in device memory alone. The same on all ranks.
     pub(in crate::communicator) points: bool,
 }
 
@@ -58,8 +59,8 @@ pub(in crate::communicator) struct First {
     pub(in crate::communicator) timeout: Option<Duration>,
 }
 
-/// Has the devices agree, by the driver that `devices` opens, the table that is chosen for a device, and the kernels that
-/// `loads` load.
+/// Has the devices agree, by the driver that `devices` opens, the table that is chosen for a device, and the
+/// kernels that `loads` load.
 pub(in crate::communicator) fn connect(
     candidates: &[Candidate<'_>],
     devices: impl Fn() -> Result<Arc<Devices>> + Copy,
@@ -71,7 +72,8 @@ pub(in crate::communicator) fn connect(
     let mut turns = Vec::new();
     let mut connecting = Vec::new();
     let mut others = Vec::new();
-    // Of the first that fails; it keeps no other group from agreeing, whose ranks need this one in each of their rounds.
+    // Of the first that fails; it keeps no other group from agreeing, whose ranks need this one in each of
+    // their rounds.
     let mut answer = Ok(());
     for &candidate in candidates {
         let Membership::Group(group) = candidate.context.membership() else { continue };
@@ -241,7 +243,8 @@ impl Context {
         let (signature, plan) = plan;
         let calling = Calling { class: Class::Internal, tag: 0, signature, timeout };
         let running = group.start(calling, |turn| {
-            // SAFETY: the operation keeps the buffers, which have the lengths that the request says, for as long as it lives.
+            // SAFETY: the operation keeps the buffers, which have the lengths that the request says, for as
+            // long as it lives.
             let run = unsafe { Run::new(group, turn, plan, request.input, request.output) };
             Gather { run, _mine: mine, all, into }
         })?;

@@ -1,5 +1,5 @@
-//! Calls that GPUs do alone, gathered to be launched together: what is wrong with one is told as it is added, where its memory is
-//! when all are given. Nothing is done before that.
+//! Calls that GPUs do alone, gathered to be launched together: what is wrong with one is told as it is added,
+//! where its memory is when all are given. Nothing is done before that.
 
 use std::sync::Arc;
 use std::{fmt, mem};
@@ -19,8 +19,9 @@ use crate::error::{Result, fail};
 use crate::reduce::Operator;
 use crate::signature::Signature;
 
-/// Calls of one context that its GPUs do alone. Collectives are given to their streams together, in their order and in few launches:
-/// all ranks gather the same ones. Sends and receives are one launch, whatever stands between them.
+/// Calls of one context that its GPUs do alone. Collectives are given to their streams together, in their
+/// order and in few launches: all ranks gather the same ones. Sends and receives are one launch, whatever
+/// stands between them.
 #[must_use = "nothing is given before it is asked for"]
 pub struct Launches {
     group: Arc<Group>,
@@ -57,8 +58,8 @@ pub enum Added {
 const ROOM: usize = 32;
 
 impl Context {
-    /// Where calls of this context are gathered; `None` if its GPUs do nothing alone, or have not agreed on that: see
-    /// [`Context::connect_device`].
+    /// Where calls of this context are gathered; `None` if its GPUs do nothing alone, or have not agreed on
+    /// that: see [`Context::connect_device`].
     pub fn launches(&self) -> Option<Launches> {
         let Membership::Group(group) = self.membership() else { return None };
         let Some(Way::Exchange(exchange)) = group.devices() else { return None };
@@ -81,8 +82,8 @@ impl<C> Calls<C> {
         self.calls.len() - 1
     }
 
-    /// Those whose memory `exchange` reaches, each with the argument that names it noted in its `caller`; and what is wrong with the
-    /// first of the others. All are of `class`.
+    /// Those whose memory `exchange` reaches, each with the argument that names it noted in its `caller`; and
+    /// what is wrong with the first of the others. All are of `class`.
     ///
     /// # Safety
     /// Their streams live.
@@ -118,7 +119,8 @@ impl<C> Calls<C> {
 }
 
 impl Launches {
-    /// Adds a call on device memory of `context`, whose launches these are, checked but for where its memory is.
+    /// Adds a call on device memory of `context`, whose launches these are, checked but for where its memory
+    /// is.
     pub fn add(&mut self, context: &Context, request: &Request, call: &Call) -> Result<Added> {
         self.check_context(context)?;
         if !fits(request, call) || call.algorithm.unwrap_or(0) != 0 {
@@ -173,8 +175,9 @@ impl Launches {
         self.collectives.calls.iter().map(collective).chain(self.messages.calls.iter().map(message))
     }
 
-    /// Gives the collectives to their streams. One whose memory is refused is left out; behind one that cannot be given, none is. The
-    /// first error. What comes of them is known when their streams have done them, or from [`Context::failure`].
+    /// Gives the collectives to their streams. One whose memory is refused is left out; behind one that
+    /// cannot be given, none is. The first error. What comes of them is known when their streams have done
+    /// them, or from [`Context::failure`].
     ///
     /// # Safety
     /// The memory of the calls is valid for what they access, and their streams live, until they have ended.
@@ -189,8 +192,8 @@ impl Launches {
         located.and(given)
     }
 
-    /// Gives the sends and receives to their streams, as [`Launches::give_collectives`], and after the collectives of all contexts that
-    /// are given something together: so they are in one order everywhere.
+    /// Gives the sends and receives to their streams, as [`Launches::give_collectives`], and after the
+    /// collectives of all contexts that are given something together: so they are in one order everywhere.
     ///
     /// # Safety
     /// As there.
@@ -219,7 +222,8 @@ impl Launches {
     }
 }
 
-/// The argument that names the memory, which the exchange reaches. `known` is what CUDA has said of memory before.
+/// The argument that names the memory, which the exchange reaches. `known` is what CUDA has said of memory
+/// before.
 ///
 /// # Safety
 /// The stream lives.

@@ -1,4 +1,5 @@
-//! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's arenas.
+//! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's
+//! arenas.
 
 mod captures;
 mod groups;
@@ -409,7 +410,8 @@ fn calls_on_two_streams_run_one_after_the_other() {
         assert_eq!(double.waits(), 2);
         word(double, output)
     });
-    // In turn, streams write 1, 2, 3, 4. A call that ran early would take its number back from a peer, and hang.
+    // In turn, streams write 1, 2, 3, 4. A call that ran early would take its number back from a peer, and
+    // hang.
     assert_eq!(words, [4, 4]);
 }
 
@@ -448,7 +450,8 @@ fn a_context_settles_when_its_device_has_done_what_it_was_given() {
     });
 }
 
-/// The driver would wait for the kernel then, with a lock that the other rank's launch may need, if they are of one process.
+/// The driver would wait for the kernel then, with a lock that the other rank's launch may need, if they are
+/// of one process.
 #[test]
 fn nothing_is_done_in_quiet_until_all_ranks_have_launched_what_one_has() {
     let check = |seats: &[Seat]| {

@@ -1,5 +1,6 @@
-//! What the hosts do among themselves in one composed call: its parts as one operation. The next call has its turn when all of them have
-//! ended, stores too, so the pieces of a crew's lanes are counted by one call at a time.
+//! What the hosts do among themselves in one composed call: its parts as one operation. The next call has its
+//! turn when all of them have ended, stores too, so the pieces of a crew's lanes are counted by one call at a
+//! time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -44,8 +45,8 @@ impl Part {
         }
     }
 
-    /// Whether the part behind it may go on: pieces go through the lanes in the order of the parts. One on side streams has them until it
-    /// has ended.
+    /// Whether the part behind it may go on: pieces go through the lanes in the order of the parts. One on
+    /// side streams has them until it has ended.
     fn lets_others(&self) -> bool {
         match self {
             Part::Staged(_) => true,
@@ -103,7 +104,8 @@ pub(super) struct Across {
 }
 
 impl Across {
-    /// The parts that come through `queue`, between launches of `exchange` for its collective of this `number`. Whether any may ask the driver.
+    /// The parts that come through `queue`, between launches of `exchange` for its collective of this
+    /// `number`. Whether any may ask the driver.
     pub(super) fn new(
         number: u32,
         exchange: Arc<DeviceExchange>,
@@ -162,7 +164,8 @@ impl Operation for Across {
             self.active.iter().flat_map(|part| part.as_operation().waits_for(group)).collect();
         ranks.sort_unstable();
         ranks.dedup();
-        // Or its stream has not come so far: then it may be the other ranks of this host that have not called.
+        // Or its stream has not come so far: then it may be the other ranks of this host that have not
+        // called.
         if ranks.is_empty() { self.exchange.missing(self.number) } else { ranks }
     }
 

@@ -46,7 +46,8 @@ pub(super) struct Parts<'a> {
     queue: &'a Queue,
     /// How many pieces the hosts exchange in the parts so far.
     pieces: u32,
-    /// What carries the hosts' parts; `None`: side streams do. The same for all parts: whoever moves them knows.
+    /// What carries the hosts' parts; `None`: side streams do. The same for all parts: whoever moves them
+    /// knows.
     copier: Option<Arc<dyn Kernels>>,
     /// Words that are released when the hosts' parts so far have ended, where no couriers carry them.
     exits: Vec<Arc<Word>>,
@@ -157,7 +158,8 @@ impl<'a> Parts<'a> {
         let chunks = count.div_ceil(most);
         let mut crossing = None;
         for index in 0..=chunks {
-            // SAFETY: the caller's promise; the half of the workspace is the last chunk's but one, whose launches come first.
+            // SAFETY: the caller's promise; the half of the workspace is the last chunk's but one, whose
+            // launches come first.
             unsafe {
                 let next = match index < chunks {
                     true => Some(steps.before(self, chunk(index))?),
@@ -252,8 +254,8 @@ impl<'a> Parts<'a> {
         Ok(crossing)
     }
 
-    /// The call has failed in its course: what the stream is given next comes behind all that the hosts have begun, as behind the
-    /// kernels, though nothing waits for that yet.
+    /// The call has failed in its course: what the stream is given next comes behind all that the hosts have
+    /// begun, as behind the kernels, though nothing waits for that yet.
     pub(super) fn leave(&self) {
         let stream = self.series.stream();
         if let Ok(false) = stream.devices().driver().can_wait_value(stream.device()) {

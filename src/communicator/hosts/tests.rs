@@ -85,8 +85,8 @@ enum Carriers {
     Relays,
 }
 
-/// Runs `body` on `inside` ranks of each of `hosts` hosts, which has so many processes: a driver double for each, with a device
-/// for each of its ranks. What it answers, by rank, and the doubles.
+/// Runs `body` on `inside` ranks of each of `hosts` hosts, which has so many processes: a driver double for
+/// each, with a device for each of its ranks. What it answers, by rank, and the doubles.
 fn ranks_of<T: Send>(
     hosts: u32,
     inside: u32,
@@ -281,7 +281,8 @@ impl Rank {
         unsafe { self.context.run(request, call) }
     }
 
-    /// Relays what crosses, in pieces of [`PIECE`] bytes however short a call is; calls until there are lanes.
+    /// Relays what crosses, in pieces of [`PIECE`] bytes however short a call is; calls until there are
+    /// lanes.
     fn relay(&self) {
         self.context.cuda().pretend_limits(Limits { piece: PIECE, above: Some(0) });
         let (kind, dtype, operator, root) = (Kind::Allreduce, DataType::U32, Operator::Min, 0);
@@ -300,7 +301,8 @@ impl Rank {
         assert_eq!(self.hosts().relay().relays(), Some(true));
     }
 
-    /// Waits until no messages are under way: whoever moves a call may end it a moment after its caller knows.
+    /// Waits until no messages are under way: whoever moves a call may end it a moment after its caller
+    /// knows.
     fn has_ended_all(&self) -> bool {
         let started = Instant::now();
         while self.group().endpoint().messages().operations() > 0 && started.elapsed() < PATIENCE / 4 {

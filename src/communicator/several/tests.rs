@@ -95,8 +95,8 @@ impl Scene {
     }
 }
 
-/// What a run does, twice, with work before and after it on every stream. Without the `missing`-th wait, if one is missing.
-/// Answers what went wrong, and how many waits a run has.
+/// What a run does, twice, with work before and after it on every stream. Without the `missing`-th wait, if
+/// one is missing. Answers what went wrong, and how many waits a run has.
 fn run(scene: &Scene, missing: Option<usize>) -> (Vec<String>, usize) {
     let several = scene.several(&scene.streams).unwrap();
     let Scene { double, memory, streams, devices, .. } = scene;

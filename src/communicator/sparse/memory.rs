@@ -1,5 +1,5 @@
-//! Memory that sparse calls work in, kept by the context: pages that are new to the process cost more than what is done
-//! with them.
+//! Memory that sparse calls work in, kept by the context: pages that are new to the process cost more than
+//! what is done with them.
 
 use std::alloc::{self, Layout};
 #[cfg(test)]
@@ -16,7 +16,8 @@ use crate::sys::fork;
 const KEPT_BYTES: usize = 512 * 1024 * 1024;
 const KEPT: usize = 16;
 
-/// What a caller may keep for as long as it likes has a piece of up to so many bytes, or one of which it fills at least half.
+/// What a caller may keep for as long as it likes has a piece of up to so many bytes, or one of which it
+/// fills at least half.
 const ANY_BYTES: usize = 1024 * 1024;
 
 /// A piece that so many calls in a row have not taken is not kept any longer.
@@ -52,8 +53,8 @@ pub(super) struct Probe {
 
 #[cfg(test)]
 impl Pool {
-    /// Whether this goes well in a child that is forked while the lock is taken, as other threads take it: a child that waits
-    /// for it does not end well.
+    /// Whether this goes well in a child that is forked while the lock is taken, as other threads take it: a
+    /// child that waits for it does not end well.
     pub(super) fn goes_well_in_a_child(&self, work: impl FnOnce() -> bool) -> bool {
         // Here what it holds goes when the lock has gone.
         let mut work = Some(work);
@@ -195,8 +196,8 @@ fn rounded(len: usize) -> usize {
     len.checked_next_multiple_of(grain).unwrap_or(len)
 }
 
-/// Zeros, or an error where `vec!` would end the process. The pages of a long list come as they are touched: all at once they
-/// would take a while.
+/// Zeros, or an error where `vec!` would end the process. The pages of a long list come as they are touched:
+/// all at once they would take a while.
 fn zeroed(count: usize) -> Result<Vec<u64>> {
     if count == 0 {
         return Ok(Vec::new());

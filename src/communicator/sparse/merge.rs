@@ -1,5 +1,5 @@
-//! The elements of all ranks as one sorted list, with as little work for each of them as neighbours allow, in parts that
-//! several threads share.
+//! The elements of all ranks as one sorted list, with as little work for each of them as neighbours allow, in
+//! parts that several threads share.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -12,7 +12,8 @@ use crate::engine::joint::Team;
 use crate::error::Result;
 use crate::reduce::{Operand, Reducer, Representation};
 
-/// Positions that are combined at a time where partial results are kept apart: they stay in the second-level cache.
+/// Positions that are combined at a time where partial results are kept apart: they stay in the second-level
+/// cache.
 const PART: usize = 4096;
 
 /// The most parts of a union, unless they are longer than what a thread goes through in one look.
@@ -186,8 +187,8 @@ impl<'a> Indices<'a> {
     }
 }
 
-/// Goes through the union of some elements of the ranks, stretch by stretch: a stretch is so many neighbouring elements that
-/// all of the same ranks have.
+/// Goes through the union of some elements of the ranks, stretch by stretch: a stretch is so many
+/// neighbouring elements that all of the same ranks have.
 struct Merge<'a> {
     all: &'a Gathered,
     indices: Indices<'a>,
@@ -386,8 +387,8 @@ impl Tree<'_> {
         let positions = stretch.count * self.all.shape.block;
         let Some((left, right, middle)) = halves(stretch.ranks, 0, size) else {
             let operands = self.leaves(stretch, stretch.ranks, 0);
-            // SAFETY: each operand holds as many accumulators as `out` elements, in `all`, apart from `out`; nothing
-            // touches either meanwhile.
+            // SAFETY: each operand holds as many accumulators as `out` elements, in `all`, apart from `out`;
+            // nothing touches either meanwhile.
             unsafe { reducer.fold(&operands, out.as_mut_ptr(), Representation::Element, positions) };
             self.operands = operands;
             return Ok(());
@@ -405,8 +406,8 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// The tree over the `count` ranks from `first` on, of which `ranks`, at least one, have the elements. Slot `slot` of
-    /// the scratch and those above it are free.
+    /// The tree over the `count` ranks from `first` on, of which `ranks`, at least one, have the elements.
+    /// Slot `slot` of the scratch and those above it are free.
     fn partial(
         &mut self,
         stretch: &Stretch<'_>,
@@ -437,8 +438,8 @@ impl Tree<'_> {
             self.scratch.push(self.pool.take(bytes.div_ceil(8))?);
         }
         let address = self.scratch[slot].address();
-        // SAFETY: each operand holds the part's accumulators, in `all` or in `scratch`, which has room for the longest part;
-        // `address` is the first operand's or apart from all.
+        // SAFETY: each operand holds the part's accumulators, in `all` or in `scratch`, which has room for
+        // the longest part; `address` is the first operand's or apart from all.
         unsafe { self.reducer.fold(operands, address, Representation::Accumulator, part.1) };
         Ok(Operand { address, representation: Representation::Accumulator, scale: 1.0 })
     }
@@ -458,8 +459,8 @@ impl Tree<'_> {
     }
 }
 
-/// The ranks on either side of the first node below `first..first + count` that has some of `ranks` on both, and where it
-/// parts. `None` if a fold over `ranks` is that tree already.
+/// The ranks on either side of the first node below `first..first + count` that has some of `ranks` on both,
+/// and where it parts. `None` if a fold over `ranks` is that tree already.
 fn halves(ranks: &[u32], mut first: u32, mut count: u32) -> Option<(&[u32], &[u32], u32)> {
     loop {
         // One operand, or all there can be.

@@ -235,8 +235,9 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// Takes the first elements out, as groups of their own: whole indices, at most so many different ones of at most so
-    /// many elements, or one that has more. With them, how many indices. `None` if there are none, or are to be none.
+    /// Takes the first elements out, as groups of their own: whole indices, at most so many different ones of
+    /// at most so many elements, or one that has more. With them, how many indices. `None` if there are none,
+    /// or are to be none.
     pub(super) async fn cut(
         &mut self,
         different: usize,
@@ -294,8 +295,8 @@ impl<'a> Groups<'a> {
         Some(Group::Run(places[start] as usize, end - start))
     }
 
-    /// Shows one coordinate of each index that begins among the next [`STRETCH`] elements, in their order. `coordinates` are
-    /// those of the elements as they were given. Whether there were any elements.
+    /// Shows one coordinate of each index that begins among the next [`STRETCH`] elements, in their order.
+    /// `coordinates` are those of the elements as they were given. Whether there were any elements.
     pub(super) fn show(&mut self, coordinates: &[i64], mut look: impl FnMut(i64)) -> bool {
         let stretch = self.next..(self.next + STRETCH).min(self.end);
         self.next = stretch.end;
@@ -311,8 +312,8 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// How many elements the first indices have, and how many indices those are: at most `different` of them, of at most `most`
-/// elements. The first place begins an index.
+/// How many elements the first indices have, and how many indices those are: at most `different` of them, of
+/// at most `most` elements. The first place begins an index.
 fn whole(places: &[u64], different: usize, most: usize) -> (usize, usize) {
     let (mut elements, mut count) = (0, 0);
     for at in 1..=most {
@@ -407,7 +408,8 @@ impl Linear {
         }
     }
 
-    /// Sorts pairs by the numbers' digits, the least significant first. Places of one number keep their order.
+    /// Sorts pairs by the numbers' digits, the least significant first. Places of one number keep their
+    /// order.
     async fn count_out(&self, pairs: &mut Words, pool: &Arc<Pool>, pace: &Pace) -> Result<()> {
         let mut other = pool.take(pairs.len())?;
         for shift in (0..self.bits).step_by(DIGIT_BITS as usize) {

@@ -1,6 +1,6 @@
-//! Work of a call on this rank alone, as it is looked at: it stops in the middle, so that deadlines, failures and other
-//! calls have their turn, and the next look goes on. It is written as what waits is, though nothing wakes it: whoever
-//! moves the call looks again.
+//! Work of a call on this rank alone, as it is looked at: it stops in the middle, so that deadlines, failures
+//! and other calls have their turn, and the next look goes on. It is written as what waits is, though nothing
+//! wakes it: whoever moves the call looks again.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,8 @@ use std::task::{Context, Poll, Waker};
 use crate::engine::joint::{Team, share};
 use crate::error::Result;
 
-/// Bytes that a thread goes through in one look: some milliseconds, which is what everything else waits at most.
+/// Bytes that a thread goes through in one look: some milliseconds, which is what everything else waits at
+/// most.
 pub(super) const LOOK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
 
 /// Elements that are gone through at a time: after those it may stop.
@@ -93,8 +94,8 @@ impl Pace {
         }
     }
 
-    /// As [`share`], in as many looks as it takes. With each task comes about how many bytes it goes through, all in one look:
-    /// whoever makes the tasks cuts what is longer than that.
+    /// As [`share`], in as many looks as it takes. With each task comes about how many bytes it goes through,
+    /// all in one look: whoever makes the tasks cuts what is longer than that.
     pub(super) async fn share<T: Send>(
         &self,
         team: &(dyn Team + Sync),

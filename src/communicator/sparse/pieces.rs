@@ -52,8 +52,8 @@ impl Piece<'_> {
             }
             let count = group.different();
             let (here, rest) = out.split_at_mut(count * shape.accumulator_bytes());
-            // SAFETY: the slices that the addresses come from hold `count` blocks, `here` holds as many accumulators
-            // and overlaps none of them, and all are borrowed until here.
+            // SAFETY: the slices that the addresses come from hold `count` blocks, `here` holds as many
+            // accumulators and overlaps none of them, and all are borrowed until here.
             unsafe {
                 reducer.fold(&operands, here.as_mut_ptr(), Representation::Accumulator, count * shape.block);
             }
@@ -72,8 +72,8 @@ pub(super) struct Long<'a> {
 }
 
 impl Long<'_> {
-    /// Combines portions of them, then what these come to, likewise. All of that are nodes of the canonical tree, so the bits
-    /// are those of one fold.
+    /// Combines portions of them, then what these come to, likewise. All of that are nodes of the canonical
+    /// tree, so the bits are those of one fold.
     pub(super) async fn put(
         self,
         shape: &Shape,
@@ -129,12 +129,13 @@ impl Blocks<'_> {
         };
         let operands: Vec<Operand> = range.map(operand).collect();
         let out = &mut out[..shape.accumulator_bytes()];
-        // SAFETY: the slices that the addresses come from hold a block each, `out` holds the accumulators of one and overlaps
-        // none of them, and all are borrowed until here.
+        // SAFETY: the slices that the addresses come from hold a block each, `out` holds the accumulators of
+        // one and overlaps none of them, and all are borrowed until here.
         unsafe { reducer.fold(&operands, out.as_mut_ptr(), Representation::Accumulator, shape.block) };
     }
 
-    /// What the first `count` of them come to, a portion at a time: the accumulators of each, one after the other.
+    /// What the first `count` of them come to, a portion at a time: the accumulators of each, one after the
+    /// other.
     async fn portions(
         &self,
         count: usize,

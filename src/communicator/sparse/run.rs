@@ -1,4 +1,5 @@
-//! The operation: one turn of its group, a load if need be, exchanges, and what this rank does by itself between them.
+//! The operation: one turn of its group, a load if need be, exchanges, and what this rank does by itself
+//! between them.
 
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -46,7 +47,8 @@ pub(super) struct Source {
     keeper: Keeper,
 }
 
-// SAFETY: it names memory that its keeper has, or that the caller promised to be usable from the library's threads.
+// SAFETY: it names memory that its keeper has, or that the caller promised to be usable from the library's
+// threads.
 unsafe impl Send for Source {}
 
 /// Whose the memory is.
@@ -127,8 +129,8 @@ impl Source {
     /// # Safety
     /// They are here, and what was promised when the source was made still holds.
     pub(super) unsafe fn lists(&self) -> (&[i64], &[u8]) {
-        // SAFETY: this function's contract. A load's parts are aligned to 64 bytes, a copy's to 8, and the caller's have been
-        // checked.
+        // SAFETY: this function's contract. A load's parts are aligned to 64 bytes, a copy's to 8, and the
+        // caller's have been checked.
         unsafe {
             (
                 std::slice::from_raw_parts(self.indices.0, self.indices.1),
@@ -138,9 +140,9 @@ impl Source {
     }
 }
 
-/// A sparse allreduce under way. First all tell how many elements they have. Then all gather all elements and each merges
-/// them; or each gets those of its part, merges them, and all gather the results. The ranks compare dims, block, type and
-/// operator as they compare every call: they are its signature.
+/// A sparse allreduce under way. First all tell how many elements they have. Then all gather all elements and
+/// each merges them; or each gets those of its part, merges them, and all gather the results. The ranks
+/// compare dims, block, type and operator as they compare every call: they are its signature.
 pub(super) struct SparseRun {
     part: Part,
     turn: Turn,
@@ -603,7 +605,8 @@ impl Exchange {
     /// The operation, as round `round` of the call that has this turn.
     ///
     /// # Safety
-    /// The memory of the request stays valid, and nobody else touches it, until the operation has ended or is abandoned.
+    /// The memory of the request stays valid, and nobody else touches it, until the operation has ended or is
+    /// abandoned.
     unsafe fn begin(self, group: &Group, turn: &Turn, round: u32) -> Box<dyn Operation> {
         let turn = turn.at_piece(round);
         // SAFETY: this function's contract.

@@ -1,4 +1,5 @@
-//! Who merges what, when each rank merges a part of the indices: parts that are about equally long, by what all ranks have told.
+//! Who merges what, when each rank merges a part of the indices: parts that are about equally long, by what
+//! all ranks have told.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +16,8 @@ pub(super) const WORDS: usize = 1 + SAMPLES;
 /// Below this many bytes of all ranks together, four more rounds take longer than what they save.
 const WORTHWHILE: usize = 1024 * 1024;
 
-/// What an element counts whose leading coordinate is looked up, somewhere in memory if the elements are not in order.
+/// What an element counts whose leading coordinate is looked up, somewhere in memory if the elements are not
+/// in order.
 const SHOWN_BYTES: usize = 32;
 
 /// Two ranks would send as many bytes either way.
@@ -55,8 +57,8 @@ impl Shards {
         let parts = told.len() as u128;
         let (mut starts, mut before) = (Vec::with_capacity(told.len() - 1), 0);
         for (leading, weight) in samples {
-            // A sample lies in the middle of what it stands for. Several parts may begin at an index that many ranks have; all
-            // but the last of them are empty.
+            // A sample lies in the middle of what it stands for. Several parts may begin at an index that
+            // many ranks have; all but the last of them are empty.
             let ends = |part: u128| (2 * before + weight) * parts >= 2 * all * part;
             while (starts.len() as u128) < parts - 1 && ends(starts.len() as u128 + 1) {
                 starts.push(leading);
@@ -76,7 +78,8 @@ impl Shards {
         lengths
     }
 
-    /// Counts the next elements, of which the first belongs to the part `shard` or to one behind it. Whether there were any.
+    /// Counts the next elements, of which the first belongs to the part `shard` or to one behind it. Whether
+    /// there were any.
     fn count(
         &self,
         groups: &mut Groups<'_>,

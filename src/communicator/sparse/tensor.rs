@@ -1,4 +1,5 @@
-//! Sparse tensors by themselves: a rank's elements made ready to travel, those of all ranks, what comes of them.
+//! Sparse tensors by themselves: a rank's elements made ready to travel, those of all ranks, what comes of
+//! them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,7 +62,8 @@ impl Shape {
         nnz.checked_mul(self.dims)?.checked_add(accumulators)
     }
 
-    /// Bytes of one element's accumulators. [`Shape::new`] has seen that it fits: no type is wider than 8 bytes.
+    /// Bytes of one element's accumulators. [`Shape::new`] has seen that it fits: no type is wider than 8
+    /// bytes.
     pub(super) fn accumulator_bytes(&self) -> usize {
         self.block * self.dtype.accumulator().size()
     }
@@ -71,8 +73,8 @@ impl Shape {
         self.accumulator_bytes().saturating_add(self.dims.saturating_mul(8)).max(ELEMENT_BYTES)
     }
 
-    /// How many elements of one index are combined at a time where it has too many for one look. A power of two, so the
-    /// canonical tree has a node over each so many of them.
+    /// How many elements of one index are combined at a time where it has too many for one look. A power of
+    /// two, so the canonical tree has a node over each so many of them.
     pub(super) fn portion(&self) -> usize {
         // Of long elements more than a piece: their sums are kept meanwhile.
         let bytes = self.element_bytes();
@@ -81,8 +83,9 @@ impl Shape {
     }
 }
 
-/// The elements of all ranks, one rank's after the other's: each sorted by index, each index once. `dims` × `nnz`
-/// coordinates, laid out as the caller's, then for each element `block` accumulators, filled up to a whole word.
+/// The elements of all ranks, one rank's after the other's: each sorted by index, each index once. `dims` ×
+/// `nnz` coordinates, laid out as the caller's, then for each element `block` accumulators, filled up to a
+/// whole word.
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) shape: Shape,
@@ -111,9 +114,9 @@ impl Gathered {
         self.ranks.iter().zip(ends).map(|((first, _), end)| (end - first) as u64).collect()
     }
 
-    /// Puts elements in the places of `ranks`, one rank after the other, duplicates combined in the order they were given.
-    /// Both lists are of one number of elements; `order` is that of the indices, and has as many different ones as `new` was
-    /// told for these ranks.
+    /// Puts elements in the places of `ranks`, one rank after the other, duplicates combined in the order
+    /// they were given. Both lists are of one number of elements; `order` is that of the indices, and has as
+    /// many different ones as `new` was told for these ranks.
     pub(super) async fn put(
         &mut self,
         ranks: Range<usize>,
@@ -191,7 +194,8 @@ impl Gathered {
         &self.words.words()[first + dim * nnz..][..nnz]
     }
 
-    /// The accumulators of `count` elements of a rank, from `element` on, without the first `skipped` positions.
+    /// The accumulators of `count` elements of a rank, from `element` on, without the first `skipped`
+    /// positions.
     pub(super) fn operand(&self, rank: usize, element: usize, count: usize, skipped: usize) -> Operand {
         let (first, nnz) = self.ranks[rank];
         let bytes = self.shape.accumulator_bytes();
@@ -513,7 +517,8 @@ mod tests {
     fn several_threads_give_the_bits_of_the_plain_tree() {
         let pool = Arc::new(Pool::default());
         let operators = [(DataType::F32, Operator::Sum), (DataType::Bf16, Operator::Average)];
-        // Many pieces: of each rank's, and of the union. All ranks have the same few, none has what another has, one has most.
+        // Many pieces: of each rank's, and of the union. All ranks have the same few, none has what another
+        // has, one has most.
         let same: fn(usize, usize) -> i64 = |_, at| (at as i64 * 7919) % 300;
         let apart: fn(usize, usize) -> i64 = |rank, at| (rank * 10_000) as i64 - at as i64;
         let mixed: fn(usize, usize) -> i64 = |rank, at| (at as i64 * 31) % (500 << (3 * (rank % 2)));

@@ -31,7 +31,8 @@ struct Rank {
     stream: StreamHandle,
 }
 
-/// Runs `body` on `size` ranks, each with a driver of its own that goes on when nobody asks it, as devices do.
+/// Runs `body` on `size` ranks, each with a driver of its own that goes on when nobody asks it, as devices
+/// do.
 fn ranks(size: u32, transports: &str, order: Order, body: impl Fn(u32, &Rank) + Sync) {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     std::thread::scope(|scope| {
@@ -157,7 +158,8 @@ fn sum_of(size: u32, list: fn(u32) -> List) -> List {
     places.into_iter().collect()
 }
 
-/// What a rank contributes to a call that takes many looks: not in order, with duplicates. Three ranks merge a part each.
+/// What a rank contributes to a call that takes many looks: not in order, with duplicates. Three ranks merge
+/// a part each.
 fn long_list(rank: u32) -> List {
     let index = |at: i64| at * (7919 + i64::from(rank)) % 50_021 - 25_000;
     (0..60_000).map(|at| (index(at), (at % 64) as f32)).collect()

@@ -42,8 +42,9 @@ pub(super) enum Exit {
     Thread,
 }
 
-/// A courier that is to be launched, by this call or another one that shares it. It keeps none from leaving that others have launched:
-/// the thread that is to launch this one may wait in the driver for that, with a lock that who frees memory has until couriers have left.
+/// A courier that is to be launched, by this call or another one that shares it. It keeps none from leaving
+/// that others have launched: the thread that is to launch this one may wait in the driver for that, with a
+/// lock that who frees memory has until couriers have left.
 pub(in crate::communicator) struct Launch {
     courier: Arc<Courier>,
     kernels: Arc<dyn Kernels>,
@@ -98,7 +99,8 @@ impl Begun {
         self.close.as_ref().is_some_and(|close| is_apart(&close.running))
     }
 
-    /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits for.
+    /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits
+    /// for.
     pub(in crate::communicator) fn is_crowded(&self) -> bool {
         self.crowded && !is_calling_back()
     }
@@ -119,8 +121,9 @@ impl Begun {
         closed
     }
 
-    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
-    /// the host, when the operation is complete. If it fails its caller has the memory back when `copies` have been waited for.
+    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams
+    /// may not wait for the host, when the operation is complete. If it fails its caller has the memory back
+    /// when `copies` have been waited for.
     pub(in crate::communicator) fn close(self, copies: &mut Copies) -> Result<Work> {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
         let noted = |courier| ahead::note(&stream, &running, courier);
@@ -152,7 +155,8 @@ impl Begun {
 /// How long calls that their streams do not wait for are waited for on the host, once they are given up.
 pub(super) const COPIES: Duration = Duration::from_secs(1);
 
-/// The copies of calls that have failed and for which no stream waits: the words that are released behind them.
+/// The copies of calls that have failed and for which no stream waits: the words that are released behind
+/// them.
 #[derive(Default)]
 pub(in crate::communicator) struct Copies(Vec<Arc<Word>>);
 
@@ -180,7 +184,8 @@ mod tests {
     use crate::cuda::courier::{Duty, Errand};
     use crate::cuda::double::{Double, DoubleKernels, Order};
 
-    /// Calls of a group share a courier, and one is closed after the other: what the driver is asked for in between may wait for it.
+    /// Calls of a group share a courier, and one is closed after the other: what the driver is asked for in
+    /// between may wait for it.
     #[test]
     fn who_is_still_to_launch_a_courier_keeps_it_from_nothing() {
         let double = Double::new(1, Order::Eager);

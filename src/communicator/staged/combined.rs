@@ -1,5 +1,6 @@
-//! Reductions to one of two ranks: what the other one sends is all that the root needs of others. Its courier combines that with the root's own
-//! input where this lies, so the host neither loads the one nor reads the other.
+//! Reductions to one of two ranks: what the other one sends is all that the root needs of others. Its courier
+//! combines that with the root's own input where this lies, so the host neither loads the one nor reads the
+//! other.
 
 use std::sync::Arc;
 
@@ -14,8 +15,9 @@ use crate::engine::staged::relay::Combine;
 use crate::engine::staged::{Combined, Exchange, Place};
 use crate::reduce::Operator;
 
-/// Up to so many bytes a courier that carries is there sooner than one that combines gains. Two H200s as two hosts, on a stream, combined and by
-/// the processor: 16 KiB 18.9 to 19.1 and 19.0 to 20.6 µs, 32 KiB 20.5 to 21.5 and 26.9 to 27.2, 64 KiB 32.5 and 37.1 to 39.6.
+/// Up to so many bytes a courier that carries is there sooner than one that combines gains. Two H200s as two
+/// hosts, on a stream, combined and by the processor: 16 KiB 18.9 to 19.1 and 19.0 to 20.6 µs, 32 KiB 20.5 to
+/// 21.5 and 26.9 to 27.2, 64 KiB 32.5 and 37.1 to 39.6.
 const SHORT: usize = 16 * 1024;
 
 /// What a root does whose courier combines.
@@ -47,15 +49,16 @@ impl Combining {
     /// Receives what the other rank sends.
     pub(super) fn exchange(self) -> Exchange {
         Box::new(move |group, turn, _, _, output| {
-            // SAFETY: the engine gives memory of the piece's size, the only one, and keeps it until the operation has ended. The plan
-            // reads no input.
+            // SAFETY: the engine gives memory of the piece's size, the only one, and keeps it until the
+            // operation has ended. The plan reads no input.
             Ok(Box::new(unsafe { Run::new(group, turn, self.plan.clone(), output, output) }))
         })
     }
 }
 
 impl Context {
-    /// How this rank's courier combines what it is sent, if it may and this rank is the root. The other ranks need not know.
+    /// How this rank's courier combines what it is sent, if it may and this rank is the root. The other ranks
+    /// need not know.
     pub(super) fn combining(
         &self,
         call: &StagedCall,

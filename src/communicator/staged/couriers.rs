@@ -1,4 +1,5 @@
-//! Couriers of calls that have begun and have not been closed. Those on one stream share one: they run beside each other.
+//! Couriers of calls that have begun and have not been closed. Those on one stream share one: they run beside
+//! each other.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -21,16 +22,17 @@ struct New {
     group: Option<u64>,
 }
 
-/// Whether such a call has a courier apart from what else starts with it, and its group then: where the GPUs of each host have a part in
-/// other collectives, those are given to their streams as they begin, behind what has its turn before them.
+/// Whether such a call has a courier apart from what else starts with it, and its group then: where the GPUs
+/// of each host have a part in other collectives, those are given to their streams as they begin, behind what
+/// has its turn before them.
 pub(super) fn apart(group: &Group, is_collective: bool) -> Option<u64> {
     let composes = || matches!(group.devices(), Some(Way::Hosts(_)));
     (is_collective && composes()).then(|| group.id())
 }
 
 thread_local! {
-    /// Those of this thread. Not dropped with it, but behind all that runs there: destructors of the program make calls, too, and
-    /// those of one group wait for each other if they do not share.
+    /// Those of this thread. Not dropped with it, but behind all that runs there: destructors of the program
+    /// make calls, too, and those of one group wait for each other if they do not share.
     static NEW: RefCell<ManuallyDrop<Vec<New>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
@@ -47,8 +49,8 @@ fn tidy(new: &mut Vec<New>) {
     new.retain(|one| one.courier.upgrade().is_some_and(|courier| courier.is_new()));
 }
 
-/// A courier that is to be launched on `stream` and do what `duty` says; one that others share may combine by another's way. `group`: of
-/// a call that is [`apart`].
+/// A courier that is to be launched on `stream` and do what `duty` says; one that others share may combine by
+/// another's way. `group`: of a call that is [`apart`].
 pub(super) fn of(stream: &Arc<Stream>, duty: Duty, group: Option<u64>) -> Result<Errand> {
     NEW.with_borrow_mut(|new| {
         tidy(new);
@@ -63,8 +65,8 @@ pub(super) fn of(stream: &Arc<Stream>, duty: Duty, group: Option<u64>) -> Result
     })
 }
 
-/// Those of a group's collectives that have begun and have not been closed, with their streams: what is given to a stream now may have
-/// its turn behind them.
+/// Those of a group's collectives that have begun and have not been closed, with their streams: what is given
+/// to a stream now may have its turn behind them.
 pub(in crate::communicator) fn ahead(group: u64) -> Vec<(Arc<Stream>, Arc<Courier>)> {
     NEW.with_borrow_mut(|new| {
         tidy(new);
@@ -83,8 +85,9 @@ struct Seat {
 
 static SEATS: Mutex<Vec<Seat>> = Mutex::new(Vec::new());
 
-/// Whether another rank of `group` in this process is on the device of `stream`, too, as far as it has called, and the device has
-/// few queues. What the stream of one is given behind its courier may then hold up the courier of the other, which that one waits for.
+/// Whether another rank of `group` in this process is on the device of `stream`, too, as far as it has
+/// called, and the device has few queues. What the stream of one is given behind its courier may then hold up
+/// the courier of the other, which that one waits for.
 pub(super) fn is_crowded(stream: &Stream, group: &Arc<Group>) -> bool {
     let devices = stream.devices();
     if devices.has_many_queues() {

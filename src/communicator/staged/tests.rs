@@ -278,8 +278,8 @@ fn alias(kind: Kind, count: usize, rank: u32) -> i64 {
     }
 }
 
-/// One call in the order of the stream, with work of the caller before and after it. Panics at nothing: what is wrong is
-/// complained about when the stream comes to it.
+/// One call in the order of the stream, with work of the caller before and after it. Panics at nothing: what
+/// is wrong is complained about when the stream comes to it.
 fn exercise(rank: &Rank, kind: Kind, count: usize, in_place: bool, round: u32) -> Result<Work> {
     let size = rank.context.size();
     let root = round % size;
@@ -340,12 +340,12 @@ fn exercise_list(rank: &Rank, kind: Kind, counts: &[usize], round: u32) -> Resul
     Ok(work)
 }
 
-/// What a rank's stream is told of its calls and a test leaves out: of rank `.0` the entry that it records of the `.2`-th call,
-/// or, if `.1`, its wait for the call's end.
+/// What a rank's stream is told of its calls and a test leaves out: of rank `.0` the entry that it records of
+/// the `.2`-th call, or, if `.1`, its wait for the call's end.
 type Missing = (u32, bool, usize);
 
-/// Two calls, one after the other, on a stream that comes to each of them late. What went wrong, and how many entries are
-/// recorded and values waited for by a rank.
+/// Two calls, one after the other, on a stream that comes to each of them late. What went wrong, and how many
+/// entries are recorded and values waited for by a rank.
 fn twice(
     transports: &str,
     order: Order,

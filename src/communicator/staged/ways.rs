@@ -114,8 +114,8 @@ impl Context {
         self.plan_among(group, group.relay(), place, checked, (count, options.max_blocks), limits)
     }
 
-    /// How the crew of a seat relays a call of its own, of `count` elements a block and at most `max_blocks` blocks a kernel, if it is one
-    /// that may be. The same answer on all of them.
+    /// How the crew of a seat relays a call of its own, of `count` elements a block and at most `max_blocks`
+    /// blocks a kernel, if it is one that may be. The same answer on all of them.
     pub(in crate::communicator) fn plan_among(
         &self,
         group: &Group,

@@ -8,7 +8,8 @@ use super::super::driver::Grid;
 use super::super::kernels::{Launch, Pair};
 use crate::error::Result;
 
-/// What courier.cuh calls these: desks, slips of one, the most blocks that serve it, and words of a slip and of its back.
+/// What courier.cuh calls these: desks, slips of one, the most blocks that serve it, and words of a slip and
+/// of its back.
 pub(super) const DESKS: usize = 3;
 pub(super) const SLIPS: u32 = 64;
 pub(super) const BLOCKS: usize = 16;
@@ -56,8 +57,8 @@ pub(super) struct Board {
     apart: [u32; 15],
 }
 
-/// A stand: desks, the backs of the slips of all but the first, and a sheet for each slip of the last. The kernel's `Stand` is how it
-/// begins.
+/// A stand: desks, the backs of the slips of all but the first, and a sheet for each slip of the last. The
+/// kernel's `Stand` is how it begins.
 #[repr(C, align(64))]
 pub(super) struct Room {
     pub(super) boards: [Board; DESKS],
@@ -102,8 +103,8 @@ impl Back {
     }
 }
 
-/// The parameter of the kernels: where the stand is, which of the desks in the device's memory, the number of the next order at
-/// each, and how many blocks serve it.
+/// The parameter of the kernels: where the stand is, which of the desks in the device's memory, the number of
+/// the next order at each, and how many blocks serve it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Call {
@@ -147,8 +148,8 @@ pub(in crate::cuda) enum Action {
     Place,
     /// Write what is at `from` by words of [`Told`].
     Tell,
-    /// Combine `bytes` elements at `from` with those at the address that the back begins with; behind it stands what an average divides
-    /// by.
+    /// Combine `bytes` elements at `from` with those at the address that the back begins with; behind it
+    /// stands what an average divides by.
     Pair,
 }
 
@@ -158,7 +159,8 @@ pub const PLACED: usize = 4 * BACK_WORDS;
 /// The most that stand on its front.
 pub(super) const ON_FRONT: usize = 8;
 
-/// The most bytes that are told: more take longer to be read, word by word, than a device takes to say that all are there.
+/// The most bytes that are told: more take longer to be read, word by word, than a device takes to say that
+/// all are there.
 pub const TOLD: usize = 1024;
 
 /// What stands on a slip.
@@ -187,7 +189,8 @@ impl Order {
         (order, Annex::Nothing)
     }
 
-    /// To combine. Two operands that are nothing but elements need no sheet, which the device would have to read behind the slip.
+    /// To combine. Two operands that are nothing but elements need no sheet, which the device would have to
+    /// read behind the slip.
     pub(super) fn combine(launch: &Launch) -> (Order, Annex) {
         let Some(Pair { out, count, operands: [left, right], ranks }) = launch.pair() else {
             let order = Order { action: Action::Combine, ..Order::LEAVE };
@@ -208,8 +211,8 @@ impl Order {
     }
 }
 
-/// Bytes that a device tells, in memory of the host that it reaches: each word is four of them below the order's number, so that who
-/// sees it has it, in whatever order the words come.
+/// Bytes that a device tells, in memory of the host that it reaches: each word is four of them below the
+/// order's number, so that who sees it has it, in whatever order the words come.
 #[derive(Clone, Copy, Debug)]
 pub struct Told<'a>(&'a [AtomicU64]);
 
@@ -268,8 +271,8 @@ impl Stands {
         std::mem::take(&mut self.pages)
     }
 
-    /// The first that is free: those have desks in the device's memory. What has been left is looked at when all of those are taken, since
-    /// each look reads what devices wrote.
+    /// The first that is free: those have desks in the device's memory. What has been left is looked at when
+    /// all of those are taken, since each look reads what devices wrote.
     fn take(&mut self) -> Option<Stand> {
         if !self.free.iter().any(|stand| (stand.index as usize) < STANDS) {
             self.tidy();
@@ -293,7 +296,8 @@ impl Stands {
         self.parked.iter().map(|left| left.device).collect()
     }
 
-    /// Frees what has been left. Couriers leave mostly in their order, so the others are looked at only if there is need.
+    /// Frees what has been left. Couriers leave mostly in their order, so the others are looked at only if
+    /// there is need.
     fn tidy(&mut self) {
         while self.parked.front().is_some_and(Left::is_over) {
             self.parked.pop_front().into_iter().for_each(|left| self.release(left));
@@ -323,8 +327,8 @@ pub(super) struct Stand {
 
 impl Stand {
     fn room(&self) -> &Room {
-        // SAFETY: it lies in a page of stands, which was zeroed and lives as long as the devices, aligned as it has to be. Hosts
-        // and devices access it by whole words alone.
+        // SAFETY: it lies in a page of stands, which was zeroed and lives as long as the devices, aligned as
+        // it has to be. Hosts and devices access it by whole words alone.
         unsafe { &*std::ptr::with_exposed_provenance::<Room>(self.address) }
     }
 

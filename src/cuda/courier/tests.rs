@@ -151,8 +151,8 @@ fn one_that_is_given_up_carries_no_more_and_leaves() {
     assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
-/// One of two who share it gives up, in whichever order they let go: what the other has ordered is carried out, and the numbers
-/// that it waits for are those of its own orders.
+/// One of two who share it gives up, in whichever order they let go: what the other has ordered is carried
+/// out, and the numbers that it waits for are those of its own orders.
 #[test]
 fn who_gives_up_takes_nothing_from_another() {
     for first_lets_go in [true, false] {

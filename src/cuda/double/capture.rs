@@ -58,7 +58,8 @@ impl From<Queue> for Capturing {
     }
 }
 
-/// A captured graph: nodes, each with those that it comes after. Those are earlier, but for what records an event.
+/// A captured graph: nodes, each with those that it comes after. Those are earlier, but for what records an
+/// event.
 #[derive(Debug)]
 pub(crate) struct Graph(Vec<(Node, Vec<usize>)>);
 

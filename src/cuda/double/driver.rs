@@ -96,7 +96,8 @@ impl Double {
     }
 }
 
-/// The methods trust no handle and no address: what does not exist is refused, or complained about when it is used.
+/// The methods trust no handle and no address: what does not exist is refused, or complained about when it is
+/// used.
 impl Driver for Double {}
 
 impl DeviceCalls for Double {
@@ -499,7 +500,8 @@ impl LaunchCalls for Double {
         self.push("cuLaunchHostFunc", stream, Task::Host { function, user: user.expose_provenance() })
     }
 
-    /// Without [`Double::run_code`] or [`Double::load_modules`] it refuses; folds come through [`DoubleKernels`].
+    /// Without [`Double::run_code`] or [`Double::load_modules`] it refuses; folds come through
+    /// [`DoubleKernels`].
     unsafe fn load_module(&self, _: &[u8]) -> Result<ModuleHandle> {
         let mut machine = self.begin_waiting("cuModuleLoadData")?;
         if !machine.modules && self.code.get().is_none() {

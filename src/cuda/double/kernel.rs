@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// A kernel that is several tasks. Where it waits it leaves if the host has told it to, and sets a latch; those that find that when they
-/// begin leave at once. What is left of it does nothing.
+/// A kernel that is several tasks. Where it waits it leaves if the host has told it to, and sets a latch;
+/// those that find that when they begin leave at once. What is left of it does nothing.
 #[derive(Debug)]
 pub(super) struct Kernel {
     /// The host's word, and the latch: told and set if not 0.

@@ -1,9 +1,10 @@
-//! The worst that CUDA allows of calls that load, make or free something: they wait until the device has done all that it
-//! was given before, with a lock held that every other call of the process needs.
+//! The worst that CUDA allows of calls that load, make or free something: they wait until the device has done
+//! all that it was given before, with a lock held that every other call of the process needs.
 //!
-//! A device that waits for such a process, for a word that only a thread behind the lock would release, then waits for
-//! ever. Which calls these are: the programming guide names allocations of pinned and of device memory, and the first launch
-//! of a kernel that is loaded lazily; streams were seen to (an H200, driver 580), and what maps or frees memory may.
+//! A device that waits for such a process, for a word that only a thread behind the lock would release, then
+//! waits for ever. Which calls these are: the programming guide names allocations of pinned and of device
+//! memory, and the first launch of a kernel that is loaded lazily; streams were seen to (an H200, driver
+//! 580), and what maps or frees memory may.
 
 use super::*;
 
@@ -37,8 +38,9 @@ impl Lock {
 }
 
 impl Double {
-    /// From now on these calls wait for the device, with the driver's lock held. Nothing moves for `patience` only if
-    /// nothing ever will: then there is a complaint that names the calls, and the lock is given up, so that the test ends.
+    /// From now on these calls wait for the device, with the driver's lock held. Nothing moves for `patience`
+    /// only if nothing ever will: then there is a complaint that names the calls, and the lock is given up,
+    /// so that the test ends.
     pub(crate) fn hold_lock(&self, calls: Waiting, patience: Duration) {
         self.lock().driver = Some(Lock { calls, patience, holder: None, waiting: Vec::new() });
     }
@@ -84,7 +86,8 @@ impl Double {
         machine
     }
 
-    /// Waits until `device`, and the devices that reach it or are reached, have done what they were given, if calls do that.
+    /// Waits until `device`, and the devices that reach it or are reached, have done what they were given, if
+    /// calls do that.
     pub(super) fn wait_for_device<'a>(
         &'a self,
         call: &'static str,

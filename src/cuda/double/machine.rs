@@ -267,8 +267,8 @@ impl Machine {
         }
     }
 
-    /// What a queue's tasks go through in the hardware, in the order in which they are given, if it has few queues.
-    /// A stream that was idle takes one that nothing is in, if there is any.
+    /// What a queue's tasks go through in the hardware, in the order in which they are given, if it has few
+    /// queues. A stream that was idle takes one that nothing is in, if there is any.
     fn channel(&mut self, queue: Queue, task: &Task) -> Option<Channel> {
         let (channels, (device, _)) = (self.channels?, self.device_of_queue(queue)?);
         let index = match queue {
@@ -413,7 +413,8 @@ impl Machine {
         self.pending.values().filter(|pending| pending.queue == queue).count() >= room
     }
 
-    /// The device whose context's lock a thread needs that gives `queue` something; none where there is no end of room.
+    /// The device whose context's lock a thread needs that gives `queue` something; none where there is no
+    /// end of room.
     pub(super) fn locked_by(&self, queue: Queue) -> Option<u32> {
         self.room?;
         if self.capture_of(queue).is_some() {
@@ -440,8 +441,8 @@ impl Machine {
             && pending.behind.and_then(|before| self.pending.get(&before)).is_none_or(Pending::has_begun)
     }
 
-    /// Whether the stream that goes before all others has something to do, or a thread that does it. (Code of the test's may
-    /// wait for what others do.)
+    /// Whether the stream that goes before all others has something to do, or a thread that does it. (Code of
+    /// the test's may wait for what others do.)
     fn first_moves(&self) -> bool {
         let Order::First(first) = self.order else { return false };
         let moves = |(id, pending): (&u64, &Pending)| {
@@ -454,7 +455,8 @@ impl Machine {
         self.pending.iter().any(moves)
     }
 
-    /// The task to run next, by the order. None while the stream that goes before all others is busy with one.
+    /// The task to run next, by the order. None while the stream that goes before all others is busy with
+    /// one.
     pub(super) fn choose(&mut self) -> Option<u64> {
         let mut ready: Vec<(u64, usize)> = Vec::new();
         for (&id, pending) in &self.pending {

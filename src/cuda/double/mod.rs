@@ -1,9 +1,10 @@
 //! The driver double: devices that are host memory, and streams that run in the worst order that CUDA allows.
 //!
-//! What a stream is given becomes a task with the tasks that it has to come after: the one before it in its stream, and
-//! what an event meant when the stream was told to wait for it. Nothing else orders tasks, so a missing wait lets some
-//! [`Order`] run them the wrong way round, and an expectation of the test fails. Misuse that a GPU may forgive (memory
-//! freed while in use, a device reading another that it has no access to) is noted as a complaint.
+//! What a stream is given becomes a task with the tasks that it has to come after: the one before it in its
+//! stream, and what an event meant when the stream was told to wait for it. Nothing else orders tasks, so a
+//! missing wait lets some [`Order`] run them the wrong way round, and an expectation of the test fails.
+//! Misuse that a GPU may forgive (memory freed while in use, a device reading another that it has no access
+//! to) is noted as a complaint.
 
 mod capture;
 mod clock;
@@ -165,8 +166,8 @@ impl Double {
         self.lock().multiprocessors = multiprocessors;
     }
 
-    /// This process can neither export memory nor open that of others, as where the kernel or a virtual machine forbids
-    /// it.
+    /// This process can neither export memory nor open that of others, as where the kernel or a virtual
+    /// machine forbids it.
     pub(crate) fn forbid_sharing(&self) {
         self.lock().isolated = true;
     }
@@ -209,18 +210,19 @@ impl Double {
         self.lock().records
     }
 
-    /// Has the streams of each device share so many queues of the hardware, whatever their priority. What a queue is given
-    /// runs in that order, whatever stream it is of. A stream that was idle takes an empty one, if there is any. Copies have
-    /// `copies` others, to which streams are dealt by turns.
+    /// Has the streams of each device share so many queues of the hardware, whatever their priority. What a
+    /// queue is given runs in that order, whatever stream it is of. A stream that was idle takes an empty
+    /// one, if there is any. Copies have `copies` others, to which streams are dealt by turns.
     pub(crate) fn share_queues(&self, queues: usize, copies: usize) {
         let mut machine = self.lock();
         machine.channels = Some(queues);
         machine.copy_channels = copies;
     }
 
-    /// Has the driver have room for so many tasks of a stream. A thread that gives it one more waits until there is room,
-    /// with the lock of the device's context held, which every thread needs that gives any stream of the device anything.
-    /// Drivers are not known to be as strict with all that a stream can be given.
+    /// Has the driver have room for so many tasks of a stream. A thread that gives it one more waits until
+    /// there is room, with the lock of the device's context held, which every thread needs that gives any
+    /// stream of the device anything. Drivers are not known to be as strict with all that a stream can be
+    /// given.
     pub(crate) fn limit_queues(&self, room: usize) {
         self.lock().room = Some(room);
     }
@@ -245,7 +247,8 @@ impl Double {
         self.lock().pending.is_empty()
     }
 
-    /// Lets the call fail that is the `index`-th from now. The calls that restore the caller's state never fail.
+    /// Lets the call fail that is the `index`-th from now. The calls that restore the caller's state never
+    /// fail.
     pub(crate) fn fail_call(&self, index: usize) {
         self.refuse(Refusal { after: index, ..Refusal::default() });
     }
@@ -362,8 +365,9 @@ impl Double {
         self.push_as_caller(stream, device, task);
     }
 
-    /// What `give` gives some stream are the steps of one kernel. It leaves where it waits once the host has said so by `fault`, and at
-    /// once if the word at `latch`, of a device, is not 0: it sets that when it leaves.
+    /// What `give` gives some stream are the steps of one kernel. It leaves where it waits once the host has
+    /// said so by `fault`, and at once if the word at `latch`, of a device, is not 0: it sets that when it
+    /// leaves.
     pub(crate) fn kernel<T>(&self, fault: &Fault, latch: u64, give: impl FnOnce() -> T) -> T {
         let thread = std::thread::current().id();
         self.lock().giving.insert(thread, Arc::new(Kernel::new(fault.device_address(), latch)));

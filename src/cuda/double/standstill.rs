@@ -11,8 +11,8 @@ impl Double {
         }
     }
 
-    /// What each stream waited for when a [`Clock`] first found that nothing had moved for long, if it ever did. No complaint: streams
-    /// may wait for the host for as long as it likes.
+    /// What each stream waited for when a [`Clock`] first found that nothing had moved for long, if it ever
+    /// did. No complaint: streams may wait for the host for as long as it likes.
     pub(crate) fn standstill(&self) -> Option<String> {
         self.lock().standstill.clone()
     }

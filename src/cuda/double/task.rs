@@ -272,8 +272,8 @@ impl Task {
         }
     }
 
-    /// Does it, if all memory that it touches is there and within reach: `reached` are the devices that reach each other. Says
-    /// what is wrong otherwise.
+    /// Does it, if all memory that it touches is there and within reach: `reached` are the devices that reach
+    /// each other. Says what is wrong otherwise.
     pub(super) fn run(&self, heap: &mut Heap, reached: &HashSet<(u32, u32)>) -> Result<(), String> {
         self.places().into_iter().try_for_each(|place| heap.slice(place).map(drop))?;
         match self {
@@ -332,8 +332,8 @@ impl Task {
     }
 }
 
-/// At most two operands that combine to the same as these, some of which may be absent; `sums` keeps what the halves of the
-/// canonical tree were folded to. The operands have `count` positions of live memory.
+/// At most two operands that combine to the same as these, some of which may be absent; `sums` keeps what the
+/// halves of the canonical tree were folded to. The operands have `count` positions of live memory.
 fn halves(
     reducer: &Reducer,
     operands: &[Operand],

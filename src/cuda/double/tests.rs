@@ -215,7 +215,8 @@ fn captured_streams_are_joined_and_apart() {
     double.fill(streams[1].handle(), 0, memory, &[7]);
     assert!(double.end_capture(handle, 0).unwrap_err().text().contains("CAPTURE_UNJOINED"));
 
-    // What is forbidden in a capture breaks it, unless the thread's mode is relaxed, as it is for all of ours.
+    // What is forbidden in a capture breaks it, unless the thread's mode is relaxed, as it is for all of
+    // ours.
     double.begin_capture(handle, 0);
     assert!(streams[0].capture().unwrap() != Capture::None);
     drop(super::super::memory::DeviceBuffer::new(&devices, 0, 4).unwrap());

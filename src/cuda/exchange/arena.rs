@@ -14,16 +14,19 @@ pub const MAX_RANKS: usize = 8;
 const HEADER: u64 = 4096;
 /// The counters of a block: `Control` of `kernels/exchange_arena.cuh`.
 const CONTROL: u64 = 2048;
-/// Bytes for narrow lines in a slot for lines, behind those for wide ones; and how many slots there are: as there.
+/// Bytes for narrow lines in a slot for lines, behind those for wide ones; and how many slots there are: as
+/// there.
 pub(super) const NARROW_BYTES: u32 = 4096;
 const LINE_DEPTH: u64 = 2;
-/// Bytes in which a block that combines by tiles lays what its rank has at addresses that packets do not suit: as there.
+/// Bytes in which a block that combines by tiles lays what its rank has at addresses that packets do not
+/// suit: as there.
 const SCRATCH: u64 = 16384;
 
-/// Where the areas of an arena begin. For each block: its counters; and for each peer, in an area each, slots for lines,
-/// for tiles of inputs, for tiles of results, and for tiles that are moved.
+/// Where the areas of an arena begin. For each block: its counters; and for each peer, in an area each, slots
+/// for lines, for tiles of inputs, for tiles of results, and for tiles that are moved.
 ///
-/// Counters and lines never share an area with payload that is not made of lines: a payload could look like a number.
+/// Counters and lines never share an area with payload that is not made of lines: a payload could look like a
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Of the slots for lines.
@@ -34,7 +37,8 @@ pub(super) struct Layout {
     pub(super) results: u64,
     /// What lies behind those.
     pub(super) after_results: u64,
-    /// Of the slots for tiles that are moved: those for inputs, where both are cut alike. They are counted as one.
+    /// Of the slots for tiles that are moved: those for inputs, where both are cut alike. They are counted as
+    /// one.
     pub(super) moves: u64,
     /// Of the blocks' scratch.
     pub(super) scratch: u64,

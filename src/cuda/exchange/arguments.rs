@@ -56,7 +56,8 @@ impl Group {
         self.size
     }
 
-    /// Where this rank may put what nobody wants: at least as much as a reduction by all has, [`BY_ALL`](super::plan::BY_ALL).
+    /// Where this rank may put what nobody wants: at least as much as a reduction by all has,
+    /// [`BY_ALL`](super::plan::BY_ALL).
     pub(super) fn own_scratch(&self) -> u64 {
         self.own_arena() + self.scratch
     }
@@ -216,7 +217,8 @@ pub(super) struct Move<const MANY: usize> {
     pub(super) tile_part: u64,
     pub(super) parts: u32,
     pub(super) copies: u32,
-    /// Whether each receive goes to the bytes of the send of its turn: then it waits until those have been read.
+    /// Whether each receive goes to the bytes of the send of its turn: then it waits until those have been
+    /// read.
     pub(super) in_place: u32,
     /// How many peers have blocks of their own.
     pub(super) classes: u32,

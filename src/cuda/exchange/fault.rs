@@ -7,7 +7,8 @@ use crate::cuda::context::Devices;
 use crate::cuda::memory::PinnedBuffer;
 use crate::error::{Result, fail};
 
-/// The page: the abort word, and on another line the record. `Page` of `kernels/exchange_memory.cuh` is the same.
+/// The page: the abort word, and on another line the record. `Page` of `kernels/exchange_memory.cuh` is the
+/// same.
 #[repr(C)]
 struct Page {
     abort: AtomicU64,
@@ -20,8 +21,8 @@ struct Page {
     sequence: AtomicU64,
 }
 
-/// A page of pinned memory through which the host ends the kernels of an exchange, and a kernel that was ended says what
-/// it waited for. One for each exchange. All methods from any thread.
+/// A page of pinned memory through which the host ends the kernels of an exchange, and a kernel that was
+/// ended says what it waited for. One for each exchange. All methods from any thread.
 #[derive(Debug)]
 pub struct Fault {
     page: PinnedBuffer,
@@ -52,12 +53,14 @@ impl Fault {
     /// A page for kernels of `device`.
     pub fn new(devices: &Arc<Devices>, device: u32) -> Result<Fault> {
         let page = PinnedBuffer::new(devices, device, size_of::<Page>())?;
-        // SAFETY: pinned pages are as long as asked for, aligned to pages, and nobody else knows this one yet.
+        // SAFETY: pinned pages are as long as asked for, aligned to pages, and nobody else knows this one
+        // yet.
         unsafe { page.address().write_bytes(0, size_of::<Page>()) };
         Ok(Fault { page })
     }
 
-    /// Ends what spins now within a millisecond or so, and whatever starts later at once. There is no way back.
+    /// Ends what spins now within a millisecond or so, and whatever starts later at once. There is no way
+    /// back.
     pub fn abort(&self) {
         self.page().abort.store(1, Ordering::Release);
     }

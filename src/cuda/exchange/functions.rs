@@ -86,7 +86,8 @@ struct Names {
     windowed: &'static CStr,
 }
 
-/// The kernels of one device, loaded once in a process and kept, with the devices: unloading could wait for the device.
+/// The kernels of one device, loaded once in a process and kept, with the devices: unloading could wait for
+/// the device.
 pub(super) struct Functions {
     /// By the number of the type: those of its sums, and of all else.
     combines: Vec<[Combiners; 2]>,
@@ -126,8 +127,8 @@ impl Functions {
         let stages = unsafe { driver.load_module(STAGES.of_device(driver, device)?) }?;
         // SAFETY: as above.
         let windowed = unsafe { driver.load_module(WINDOWED.of_device(driver, device)?) }?;
-        // Now, not when it is launched first: a stream may wait for the host then, and the driver for that stream.
-        // SAFETY: modules that are loaded and stay so.
+        // Now, not when it is launched first: a stream may wait for the host then, and the driver for that
+        // stream. SAFETY: modules that are loaded and stay so.
         let loaded = |module, name: &CStr| unsafe {
             let function = driver.function(module, name)?;
             driver.load_function(function)?;

@@ -1,9 +1,10 @@
-//! The exchange between GPUs that reach each other's memory: the kernels' parameters, their choice, and their launch.
+//! The exchange between GPUs that reach each other's memory: the kernels' parameters, their choice, and their
+//! launch.
 //!
-//! A rank's *arena* is a region of its own GPU that all ranks of the group have mapped: see [`arena::Layout`]. A call is
-//! one kernel on the caller's stream on every rank; the kernels find each other through the arenas and nothing else, so
-//! a call costs the host one launch, and a captured launch may be replayed between others. What runs is decided by
-//! [`table::Table`] from what all ranks agree on.
+//! A rank's *arena* is a region of its own GPU that all ranks of the group have mapped: see
+//! [`arena::Layout`]. A call is one kernel on the caller's stream on every rank; the kernels find each other
+//! through the arenas and nothing else, so a call costs the host one launch, and a captured launch may be
+//! replayed between others. What runs is decided by [`table::Table`] from what all ranks agree on.
 //!
 //! `kernels/exchange.cu` holds the kernels, and says how they work.
 
@@ -50,16 +51,17 @@ pub use table::{Bounds, DealtBounds, Table, Tuning, UNBOUNDED, WindowBounds};
 pub use tuning::Chosen;
 pub use windowed::{Seen, Shared};
 
-/// A collective call as this rank makes it. All ranks agree on everything but the addresses and a pre-multiplied sum's
-/// scalar.
+/// A collective call as this rank makes it. All ranks agree on everything but the addresses and a
+/// pre-multiplied sum's scalar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Job {
     /// Which operation; see [`Exchange::serves`].
     pub kind: Kind,
-    /// The input's first byte. Not looked at where this rank gives nothing (broadcast and scatter off the root).
+    /// The input's first byte. Not looked at where this rank gives nothing (broadcast and scatter off the
+    /// root).
     pub input: u64,
-    /// The output's first byte. Not looked at where this rank takes nothing (reduce and gather off the root). The input
-    /// itself, or where the operation's result for this rank lies in it; no other overlap.
+    /// The output's first byte. Not looked at where this rank takes nothing (reduce and gather off the root).
+    /// The input itself, or where the operation's result for this rank lies in it; no other overlap.
     pub output: u64,
     /// Elements: of the whole for allreduce, reduce and broadcast; of one rank's part for the others.
     pub count: u64,
@@ -93,8 +95,8 @@ impl Job {
     }
 }
 
-/// One rank's end of the exchange of one group. Calls of one exchange run one after the other: they are enqueued on one
-/// stream, or their streams wait for each other.
+/// One rank's end of the exchange of one group. Calls of one exchange run one after the other: they are
+/// enqueued on one stream, or their streams wait for each other.
 #[derive(Debug)]
 pub struct Exchange {
     devices: Arc<Devices>,
@@ -106,10 +108,10 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// The end of `rank` on `device`, by a table of choices that is the same on every rank. `arenas[r]` is rank r's arena,
-    /// as this device addresses it: [`Table::arena_bytes`] each, 256-byte aligned, zeroed by its owner before anybody's
-    /// first call. Loads every kernel that it will ever launch, which can wait for the device: not while kernels of the
-    /// process wait for each other.
+    /// The end of `rank` on `device`, by a table of choices that is the same on every rank. `arenas[r]` is
+    /// rank r's arena, as this device addresses it: [`Table::arena_bytes`] each, 256-byte aligned, zeroed by
+    /// its owner before anybody's first call. Loads every kernel that it will ever launch, which can wait for
+    /// the device: not while kernels of the process wait for each other.
     ///
     /// # Safety
     /// The arenas stay mapped until the last call of this exchange has left its stream.
@@ -143,12 +145,12 @@ impl Exchange {
         }
     }
 
-    /// Enqueues a call: one kernel, or none where there is nothing to do. Never allocates, never waits; may be captured.
-    /// After an abort it refuses, and what was captured before leaves at once.
+    /// Enqueues a call: one kernel, or none where there is nothing to do. Never allocates, never waits; may
+    /// be captured. After an abort it refuses, and what was captured before leaves at once.
     ///
     /// # Safety
-    /// The addresses are memory that this device reaches, of the sizes that [`Job`] says, until the stream has done the
-    /// call; nobody races with it. `stream` is on this exchange's device.
+    /// The addresses are memory that this device reaches, of the sizes that [`Job`] says, until the stream
+    /// has done the call; nobody races with it. `stream` is on this exchange's device.
     pub unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
         let (size, bytes) = (self.group.size(), self.check(job)?);
         match Plan::alone(&self.table, job, size, bytes) {
@@ -185,9 +187,9 @@ impl Exchange {
         Bundler { table: &self.table, group: self.group, functions: &self.functions, windows }
     }
 
-    /// Which of a group's calls are a launch each, in their order: the same on all ranks that group the same calls. Several are for
-    /// [`Exchange::enqueue_several`], a single one for [`Exchange::enqueue`] or [`Exchange::enqueue_windowed`]. `windows`: whether the
-    /// group may have some, the same on all ranks.
+    /// Which of a group's calls are a launch each, in their order: the same on all ranks that group the same
+    /// calls. Several are for [`Exchange::enqueue_several`], a single one for [`Exchange::enqueue`] or
+    /// [`Exchange::enqueue_windowed`]. `windows`: whether the group may have some, the same on all ranks.
     pub fn bundles(&self, jobs: &[Job], windows: bool) -> Result<Vec<Range<usize>>> {
         // Of calls that differ in their addresses alone, one.
         jobs.chunk_by(have_one_shape).try_for_each(|alike| self.check(&alike[0]).map(drop))?;
@@ -216,9 +218,10 @@ impl Exchange {
         }
     }
 
-    /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two ranks, the i-th
-    /// send meets the i-th receive, of as many bytes; between different pairs of ranks there is no order. A kernel has at most
-    /// `max_blocks` blocks, the same on all ranks; 0 for as many as suit it.
+    /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two
+    /// ranks, the i-th send meets the i-th receive, of as many bytes; between different pairs of ranks there
+    /// is no order. A kernel has at most `max_blocks` blocks, the same on all ranks; 0 for as many as suit
+    /// it.
     ///
     /// # Safety
     /// As [`Exchange::enqueue`].
@@ -235,8 +238,8 @@ impl Exchange {
         Shared::of(job, &self.table, self.group.size())
     }
 
-    /// Enqueues a call that gains ([`Exchange::shares`]) without staging, as all ranks enqueue it. `seen` is what it shares of this
-    /// rank's memory, as each rank reaches it.
+    /// Enqueues a call that gains ([`Exchange::shares`]) without staging, as all ranks enqueue it. `seen` is
+    /// what it shares of this rank's memory, as each rank reaches it.
     ///
     /// # Safety
     /// As [`Exchange::enqueue`], for what each rank shares.
@@ -274,15 +277,16 @@ impl Exchange {
         self.launch(self.functions.pull(), Grid { overlaps, ..grid }, stream, (&raw mut arguments).cast())
     }
 
-    /// Enqueues the sending of so many signals to each rank: one kernel. Who has seen one sees what the stream was given before it. Those
-    /// of one exchange are enqueued on one stream, or their streams wait for each other.
+    /// Enqueues the sending of so many signals to each rank: one kernel. Who has seen one sees what the
+    /// stream was given before it. Those of one exchange are enqueued on one stream, or their streams wait
+    /// for each other.
     pub fn enqueue_signals(&self, counts: &Counts, stream: &Stream) -> Result<()> {
         let (grid, mut arguments) = signals::arguments(self.group, &self.table, counts);
         self.launch(self.functions.signal(), grid, stream, (&raw mut arguments).cast())
     }
 
-    /// Enqueues a wait for so many signals of each rank, others than any other wait is for: one kernel. In no order with other calls
-    /// but that of its stream.
+    /// Enqueues a wait for so many signals of each rank, others than any other wait is for: one kernel. In no
+    /// order with other calls but that of its stream.
     pub fn enqueue_wait(&self, counts: &Counts, stream: &Stream) -> Result<()> {
         let (grid, mut arguments) = signals::arguments(self.group, &self.table, counts);
         self.launch(self.functions.await_signals(), grid, stream, (&raw mut arguments).cast())
@@ -317,8 +321,8 @@ impl Exchange {
     ) -> Result<()> {
         self.fault.check()?;
         let _entered = self.devices.enter(self.device)?;
-        // SAFETY: the arguments are those of the function, and are copied before this returns; what they point to
-        // stays, by the promises of `new` and of who enqueues.
+        // SAFETY: the arguments are those of the function, and are copied before this returns; what they
+        // point to stays, by the promises of `new` and of who enqueues.
         unsafe { self.devices.driver().launch(function, grid, stream.handle(), &mut [arguments]) }
     }
 }

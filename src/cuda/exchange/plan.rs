@@ -1,4 +1,5 @@
-//! What a call becomes: who gives, who combines which part of it by which protocol, and who takes the results.
+//! What a call becomes: who gives, who combines which part of it by which protocol, and who takes the
+//! results.
 #![forbid(unsafe_code)]
 
 use super::Job;
@@ -26,22 +27,25 @@ const GRAIN: u64 = 128;
 
 /// Threads of a kernel that goes by lines, at most: `LINE_THREADS` of the kernels.
 const LINE_THREADS: u32 = 512;
-/// Data of a warp's wide lines. Whole ones are what parts of pieces that are dealt out have, but for the last.
+/// Data of a warp's wide lines. Whole ones are what parts of pieces that are dealt out have, but for the
+/// last.
 const WARP_DATA: u64 = 480;
-/// How many such parts a block should find in a piece, one after the other, and how long they should be at least. Four H200s, with items
-/// of 15 and 33.75 KiB: a reduction of 8 MiB to one rank 35.7 and 37.8 µs, of 16 MiB 63.7 and 64.6, of 64 MiB 232 and 224.
+/// How many such parts a block should find in a piece, one after the other, and how long they should be at
+/// least. Four H200s, with items of 15 and 33.75 KiB: a reduction of 8 MiB to one rank 35.7 and 37.8 µs, of
+/// 16 MiB 63.7 and 64.6, of 64 MiB 232 and 224.
 const DEALT_ITEMS: u64 = 8;
 /// See [`DEALT_ITEMS`].
 const DEALT_SHARE: u64 = 32 * WARP_DATA;
-/// What a block does at once if it is all that it has. Four ranks on two H200s, by one item and by two: reductions to one rank of 2, 2.5, 3
-/// and 4 MiB (16.3 to 32.5 KiB a block) 13.0 and 14.6 µs, 15.2 and 16.3, 17.7 and 18.6, 22.3 and 22.7; three ranks 10.6 and 12.0, 12.3 and
-/// 13.5, 14.8 and 15.2, 18.7 and 17.2.
+/// What a block does at once if it is all that it has. Four ranks on two H200s, by one item and by two:
+/// reductions to one rank of 2, 2.5, 3 and 4 MiB (16.3 to 32.5 KiB a block) 13.0 and 14.6 µs, 15.2 and 16.3,
+/// 17.7 and 18.6, 22.3 and 22.7; three ranks 10.6 and 12.0, 12.3 and 13.5, 14.8 and 15.2, 18.7 and 17.2.
 const DEALT_ONE: u64 = 54 * WARP_DATA;
-/// Up to how many ranks each thread of a kernel that goes by lines serves all peers: `MUTUAL_RANKS` of the kernels.
+/// Up to how many ranks each thread of a kernel that goes by lines serves all peers: `MUTUAL_RANKS` of the
+/// kernels.
 const MUTUAL_RANKS: u32 = 4;
-/// Up to how many bytes a reduction to a root is one by all ranks, of which the root alone keeps the result. What everybody sends
-/// to everybody needs no room made and no answer: on two H100s 8 bytes take 2.3 µs, by the root alone 3.3. More bytes would
-/// be felt by what else the links carry.
+/// Up to how many bytes a reduction to a root is one by all ranks, of which the root alone keeps the result.
+/// What everybody sends to everybody needs no room made and no answer: on two H100s 8 bytes take 2.3 µs, by
+/// the root alone 3.3. More bytes would be felt by what else the links carry.
 pub(super) const BY_ALL: u64 = 32 << 10;
 /// Threads of a kernel that goes by tiles: `TILE_THREADS` of the kernels.
 const TILE_THREADS: u32 = 256;
@@ -55,7 +59,8 @@ pub(super) enum Protocol {
     Wide = 1,
     /// Tiles, and counters that say how many there are.
     Tiles = 2,
-    /// Wide lines in two steps, done side by side: pieces are dealt out to the blocks, each of which does one thing on each rank.
+    /// Wide lines in two steps, done side by side: pieces are dealt out to the blocks, each of which does one
+    /// thing on each rank.
     Dealt = 3,
 }
 
@@ -68,8 +73,8 @@ pub(super) enum Plan {
     Move,
 }
 
-/// A launch of a kernel that combines. *Sources* give their input, cut into one piece for each *owner*; owners combine
-/// their pieces; *takers* get what the owners made. Masks of ranks.
+/// A launch of a kernel that combines. *Sources* give their input, cut into one piece for each *owner*;
+/// owners combine their pieces; *takers* get what the owners made. Masks of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Combination {
     pub(super) grid: Grid,
@@ -158,7 +163,8 @@ impl Combining<'_> {
         let others = all & !root;
         let roles = match job.kind {
             Kind::Allreduce => [(all, all, 0), (all, all, all)],
-            // With a piece of its own the root takes in up to twice what it does without, but all is there sooner.
+            // With a piece of its own the root takes in up to twice what it does without, but all is there
+            // sooner.
             Kind::Reduce if bytes < table.tuning(size).reduce_spares => [(all, root, 0), (all, all, root)],
             Kind::Reduce => [(all, root, 0), (all, others, root)],
             Kind::ReduceScatter => [(all, all, 0), (all, all, 0)],
@@ -218,8 +224,8 @@ impl Combining<'_> {
         })
     }
 
-    /// By lines in two steps of pieces that are dealt out to the blocks, if it is for that: kernels have it for sums of few ranks, in
-    /// launches of their own.
+    /// By lines in two steps of pieces that are dealt out to the blocks, if it is for that: kernels have it
+    /// for sums of few ranks, in launches of their own.
     fn dealt(&self, job: &Job) -> Option<Combination> {
         let tuning = self.table.tuning(self.size);
         let [from, to] = [&tuning.dealt_from, &tuning.dealt_to].map(|bounds| match self.kind {

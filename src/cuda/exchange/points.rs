@@ -148,8 +148,8 @@ pub(super) fn of_job(job: &Job, rank: u32, size: u32, bytes: u64) -> Vec<Point> 
     points
 }
 
-/// The launches that move the points. The i-th of them takes transfers i·MANY and following of every pair and direction,
-/// so that on both sides of a pair the same launch has them, and no launch waits for another.
+/// The launches that move the points. The i-th of them takes transfers i·MANY and following of every pair and
+/// direction, so that on both sides of a pair the same launch has them, and no launch waits for another.
 pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], max_blocks: u32) -> Result<Vec<Round>> {
     let (rank, size) = (group.rank(), group.size());
     let mut counts = Counts::default();
@@ -310,7 +310,8 @@ impl Limits {
     }
 }
 
-/// Whether every pair sends as much as it receives, transfer by transfer, and some receive goes where its send lies.
+/// Whether every pair sends as much as it receives, transfer by transfer, and some receive goes where its
+/// send lies.
 fn swaps<const MANY: usize>(arguments: &Move<MANY>) -> bool {
     let Move { sends, receives, send, receive, .. } = arguments;
     let pairs = || send.iter().flatten().zip(receive.iter().flatten());

@@ -1,6 +1,6 @@
-//! Calls of a group as few launches: those that follow each other and have a kernel for several are one, each by blocks of its
-//! own, or one after the other where they only move. What all ranks agree on decides, and nothing else: which calls the group has,
-//! in their order.
+//! Calls of a group as few launches: those that follow each other and have a kernel for several are one, each
+//! by blocks of its own, or one after the other where they only move. What all ranks agree on decides, and
+//! nothing else: which calls the group has, in their order.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -58,8 +58,9 @@ pub(super) struct Bundler<'a> {
     pub(super) table: &'a Table,
     pub(super) group: Group,
     pub(super) functions: &'a Functions,
-    /// Whether the group may have windows. Then what gains by them is a launch of its own, also where its memory lies in none, or is
-    /// in place: only this rank knows that, and all ranks must find the same launches.
+    /// Whether the group may have windows. Then what gains by them is a launch of its own, also where its
+    /// memory lies in none, or is in place: only this rank knows that, and all ranks must find the same
+    /// launches.
     pub(super) windows: bool,
 }
 
@@ -142,8 +143,8 @@ impl Bundler<'_> {
                 let fits = |count| self.blocks_by_tiles(first(runs, count)) as usize >= count * times;
                 greatest(most.min(SEVERAL / times), fits)
             }
-            // What moves does one after the other. Two H100s, sixteen of 256 KiB for each other rank: 39.4 µs, by lines 25.9; of 1 MiB
-            // 99.7 and 105; of 2 MiB 133 and 190.
+            // What moves does one after the other. Two H100s, sixteen of 256 KiB for each other rank: 39.4
+            // µs, by lines 25.9; of 1 MiB 99.7 and 105; of 2 MiB 133 and 190.
             Family::Swap if by_lines > 1 => by_lines,
             Family::Swap | Family::Move => MANY.min(most),
         };
@@ -250,7 +251,8 @@ impl Bundler<'_> {
         Some(Launch::Points { points, max_blocks })
     }
 
-    /// The blocks of each of these calls by lines beside the others, if all can be so with blocks enough for each.
+    /// The blocks of each of these calls by lines beside the others, if all can be so with blocks enough for
+    /// each.
     fn blocks_by_lines<'a>(&self, mut runs: impl Iterator<Item = Run<'a>> + Clone) -> Option<u32> {
         let count: usize = runs.clone().map(|run| run.count).sum();
         let blocks = self.table.tuning(self.group.size()).line_blocks.min(self.table.blocks);

@@ -1,5 +1,5 @@
-//! Signals between ranks, by which one hears that another has written into its window, and waits for them. `kernels/signals.cuh` says
-//! how they work.
+//! Signals between ranks, by which one hears that another has written into its window, and waits for them.
+//! `kernels/signals.cuh` says how they work.
 #![forbid(unsafe_code)]
 
 use super::arena::MAX_RANKS;

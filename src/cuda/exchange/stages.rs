@@ -1,5 +1,5 @@
-//! The broadcast that pulls: every rank reads the root's input out of the root's memory, in one stage, or a part of it
-//! and the others' parts from the others, in two.
+//! The broadcast that pulls: every rank reads the root's input out of the root's memory, in one stage, or a
+//! part of it and the others' parts from the others, in two.
 //!
 //! By name only: the broadcast that calls get otherwise is faster. `kernels/stages.cu` says how it works.
 #![forbid(unsafe_code)]
@@ -25,7 +25,8 @@ const PACKET: u64 = 16;
 pub enum Stages {
     /// Everybody reads everything from the root.
     One,
-    /// Everybody reads a part from the root, keeps it for the others, and reads theirs. Between two ranks: one stage.
+    /// Everybody reads a part from the root, keeps it for the others, and reads theirs. Between two ranks:
+    /// one stage.
     Two,
     /// Two from three ranks up, where there are bytes enough; else one.
     Automatic,
@@ -70,9 +71,9 @@ impl Stages {
     }
 }
 
-/// How far a kernel's beginning overlaps with what the stream was given before it, and its end with what comes after: the
-/// levels of programmatic dependent launch. Each rank may have its own. Nothing overlaps on devices whose kernels cannot wait for
-/// that: see [`crate::cuda::image::Image::awaits_streams`].
+/// How far a kernel's beginning overlaps with what the stream was given before it, and its end with what
+/// comes after: the levels of programmatic dependent launch. Each rank may have its own. Nothing overlaps on
+/// devices whose kernels cannot wait for that: see [`crate::cuda::image::Image::awaits_streams`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
     /// Not at all.
@@ -99,7 +100,8 @@ impl Overlap {
     }
 }
 
-/// A broadcast by stages as this rank makes it. All ranks agree on everything but the addresses and `overlap`.
+/// A broadcast by stages as this rank makes it. All ranks agree on everything but the addresses and
+/// `overlap`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pull {
     /// How many stages.
@@ -116,7 +118,8 @@ pub struct Pull {
     pub seen: Option<[u64; MAX_RANKS]>,
     /// The most blocks; 0 for as many as suit it.
     pub max_blocks: u32,
-    /// Multiprocessors of each GPU, at least. More blocks than fit on them at the same time would wait for each other.
+    /// Multiprocessors of each GPU, at least. More blocks than fit on them at the same time would wait for
+    /// each other.
     pub multiprocessors: u32,
     /// What it overlaps with.
     pub overlap: Overlap,
@@ -159,8 +162,8 @@ impl Pull {
             bytes: self.bytes,
             signals: layout.signals,
             payload: layout.inputs,
-            // Tiles of inputs and of results: nobody uses them while all ranks are in this kernel, since what was sent before it has
-            // been received before it, too.
+            // Tiles of inputs and of results: nobody uses them while all ranks are in this kernel, since what
+            // was sent before it has been received before it, too.
             room: layout.after_results - layout.inputs,
             root: self.root,
             two: two.into(),

@@ -1,5 +1,5 @@
-//! Short allgathers and all-to-alls: a part from everybody to everybody else, by lines. `kernels/exchange_swap.cuh` says how
-//! it works.
+//! Short allgathers and all-to-alls: a part from everybody to everybody else, by lines.
+//! `kernels/exchange_swap.cuh` says how it works.
 #![forbid(unsafe_code)]
 
 use super::Job;
@@ -23,8 +23,8 @@ pub(super) struct Swapping {
 }
 
 impl Swapping {
-    /// That of an allgather or an all-to-all of `size` ranks with parts of `bytes`, unless tiles are faster or lines have no room
-    /// for it.
+    /// That of an allgather or an all-to-all of `size` ranks with parts of `bytes`, unless tiles are faster
+    /// or lines have no room for it.
     pub(super) fn of(table: &Table, job: &Job, size: u32, bytes: u64) -> Option<Swapping> {
         let (tuning, bounds) = (table.tuning(size), table.bounds(job.kind, size));
         let limit = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };

@@ -1,5 +1,5 @@
-//! The exchange without a GPU: its plans and parameters as they are, its kernels compiled for processors, played in adversarial
-//! orders over memory that is as weak as a GPU's (`kernels/double`).
+//! The exchange without a GPU: its plans and parameters as they are, its kernels compiled for processors,
+//! played in adversarial orders over memory that is as weak as a GPU's (`kernels/double`).
 
 mod case;
 pub(in crate::cuda) mod play;
@@ -82,8 +82,8 @@ fn any_call(dice: &mut Dice, size: u32, kinds: &[Kind], bytes: [u64; 2]) -> Case
     }
 }
 
-/// Plays some calls of a group, again and again, each time in another order: `plays` times, or so many times as often as
-/// UNISONO_PLAYS says.
+/// Plays some calls of a group, again and again, each time in another order: `plays` times, or so many times
+/// as often as UNISONO_PLAYS says.
 fn check(plays: u64, calls: impl Fn(&mut World, &mut Dice)) {
     check_by(&table(), 0, plays, calls);
 }
@@ -129,7 +129,8 @@ fn tiles_bring_what_was_sent() {
     });
 }
 
-/// Sums whose pieces are dealt out, beside calls that use the same queues otherwise: alone they are dealt out, in groups they are not.
+/// Sums whose pieces are dealt out, beside calls that use the same queues otherwise: alone they are dealt
+/// out, in groups they are not.
 #[test]
 fn pieces_that_are_dealt_out_bring_what_was_sent() {
     let mut table = table();
@@ -213,7 +214,8 @@ fn sends_and_receives_of_a_group_meet_in_their_order() {
     });
 }
 
-/// Which block moves a transfer, and how it is cut, follows from its length alone: ranks need not group the same messages.
+/// Which block moves a transfer, and how it is cut, follows from its length alone: ranks need not group the
+/// same messages.
 #[test]
 fn messages_of_a_group_meet_those_that_are_launched_alone() {
     check(8, |world, dice| {
@@ -328,7 +330,8 @@ fn long_calls_of_a_group_share_launches_too() {
     assert_eq!(bundles(&[sum(1), sum(9), sum(1 << 22), sum(1), sum(2)]), [5]);
     // An allgather is a broadcast of each rank then.
     assert_eq!(bundles(&[bytes(Kind::Allgather, (4 << 20) - 1); 33]), [32, 1]);
-    // If it is longer, and other moves are, one goes after the other, which is no gain where lines hold several.
+    // If it is longer, and other moves are, one goes after the other, which is no gain where lines hold
+    // several.
     assert_eq!(bundles(&[bytes(Kind::Allgather, 4 << 20); 33]), [14, 14, 5]);
     assert_eq!(bundles(&[bytes(Kind::Alltoall, 4 << 20); 16]), [14, 2]);
     assert_eq!(bundles(&[bytes(Kind::Alltoall, 1 << 20); 16]), [2; 8]);
@@ -342,7 +345,8 @@ fn long_calls_of_a_group_that_may_be_in_windows_share_no_launches() {
     let bundles = |cases: &[Case]| bundles(cases, true);
     let sum = |count| Case::new(Kind::Allreduce, count);
     assert_eq!(bundles(&[sum(1), sum(9), sum(1 << 22), sum(1), sum(2)]), [2, 1, 2]);
-    // Whether a call is in place is each rank's own affair, also of those that would be in windows if they were not.
+    // Whether a call is in place is each rank's own affair, also of those that would be in windows if they
+    // were not.
     let apart = bytes(Kind::Alltoall, 1 << 20);
     let in_place = Case { in_place: true, ..apart };
     assert_eq!(bundles(&[apart, apart]), [1, 1]);
@@ -382,7 +386,8 @@ fn broadcasts_by_stages_bring_what_was_sent() {
     });
 }
 
-/// Ranks signal whom they like and themselves; each wait ends when all that it and those before it are for have come.
+/// Ranks signal whom they like and themselves; each wait ends when all that it and those before it are for
+/// have come.
 #[test]
 fn waits_end_when_their_signals_have_come() {
     for seed in 0..40 {
@@ -479,7 +484,8 @@ fn any_calls(world: &mut World, dice: &mut Dice) {
             _ => any_call(dice, size, &REDUCTIONS, [1, 6000]),
         };
         world.call(case, dice);
-        // What the call has told the peers by the way decides whether there is room for several items in a row.
+        // What the call has told the peers by the way decides whether there is room for several items in a
+        // row.
         if dice.below(2) == 0 {
             let [from, to] = [0, 1].map(|_| dice.below(size.into()) as u32);
             world.exchange(&[(from, to, 100); 3], None, dice);
@@ -582,7 +588,8 @@ fn kernels_end_when_they_are_told_and_say_whom_they_waited_for() {
         Case { way: Way::Windowed, ..Case::new(Kind::Allreduce, 5000) },
         Case { way: pulled, ..bytes(Kind::Broadcast, 5000) },
     ] {
-        // A rank may wait for another that waits, and which of its threads tells is chance: of some plays one names who is absent.
+        // A rank may wait for another that waits, and which of its threads tells is chance: of some plays one
+        // names who is absent.
         let named = (5..9).any(|seed| {
             let (mut dice, mut world) = (Dice(3), World::new(3, table()));
             world.call(case, &mut dice);
@@ -620,8 +627,8 @@ fn kernels_end_whenever_they_are_told() {
     }
 }
 
-/// After two broadcasts a root waits for room in the slots of who is slow; then some threads of a warp may find it, and others that
-/// they are to leave.
+/// After two broadcasts a root waits for room in the slots of who is slow; then some threads of a warp may
+/// find it, and others that they are to leave.
 #[test]
 fn threads_that_make_a_line_together_leave_together() {
     for (kind, bytes) in [
@@ -645,7 +652,8 @@ fn threads_that_make_a_line_together_leave_together() {
     }
 }
 
-/// Of a warp that waits for one line of 128 bytes one thread alone knows whom it waits for; it is the one to ask.
+/// Of a warp that waits for one line of 128 bytes one thread alone knows whom it waits for; it is the one to
+/// ask.
 #[test]
 fn a_kernel_of_one_warp_says_whom_it_waited_for() {
     let mut table = table();
@@ -688,8 +696,8 @@ fn few_of_those_who_wait_ask_the_host() {
         let (mut dice, mut world) = (Dice(3), World::new(3, table()));
         world.call_without(case, 1 << 2, &mut dice);
         assert_eq!(world.play(5, &ADVERSE[1], TURNS), Ending::Aborted, "{case:?}");
-        // Each looks 64 times before it asks anything, and what it asks is when somebody has asked the host: 5 us later each time,
-        // and that is asked every 50.
+        // Each looks 64 times before it asks anything, and what it asks is when somebody has asked the host:
+        // 5 us later each time, and that is asked every 50.
         assert!((1..TURNS / 64 / 5).contains(&world.asked()), "{case:?}: {}", world.asked());
     }
 }

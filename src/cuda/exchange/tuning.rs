@@ -1,7 +1,9 @@
-//! Where the table of choices comes from: a file that `unisono-bench --tune` has measured, or what suits the device.
+//! Where the table of choices comes from: a file that `unisono-bench --tune` has measured, or what suits the
+//! device.
 //!
-//! The file is text. Its first line names the format; then come the table's own choices, and for each size of group a
-//! line that names it and the choices below it. What it leaves out is as in the default table. `#` begins a remark.
+//! The file is text. Its first line names the format; then come the table's own choices, and for each size of
+//! group a line that names it and the choices below it. What it leaves out is as in the default table. `#`
+//! begins a remark.
 //!
 //! ```text
 //! unisono-tuning 1
@@ -78,7 +80,8 @@ fn read(path: &Path) -> Result<Table> {
 }
 
 impl Table {
-    /// The table for a device. Elsewhere than where it was measured, calls leave half of the multiprocessors to others.
+    /// The table for a device. Elsewhere than where it was measured, calls leave half of the multiprocessors
+    /// to others.
     fn of_device(multiprocessors: u32, capability: (i32, i32)) -> Table {
         let measured = Table::default();
         if (multiprocessors, capability) == MEASURED {

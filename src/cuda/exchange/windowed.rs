@@ -1,5 +1,5 @@
-//! Calls on memory that lies in windows, which all ranks have mapped: the ranks read each other's inputs and write each other's
-//! outputs, and nothing is staged. `kernels/windowed.cu` says how it works.
+//! Calls on memory that lies in windows, which all ranks have mapped: the ranks read each other's inputs and
+//! write each other's outputs, and nothing is staged. `kernels/windowed.cu` says how it works.
 #![forbid(unsafe_code)]
 
 use super::Job;
@@ -17,12 +17,13 @@ const BLOCKS: u32 = 64;
 const SWEEP: u64 = 16 * THREADS as u64;
 /// Parts begin at multiples of this.
 const GRAIN: u64 = 128;
-/// A broadcast's chunks have at most so many sweeps, and each block at least so many chunks of a part if it is long enough: the
-/// more, the sooner others pass on what comes, and the more often they are told.
+/// A broadcast's chunks have at most so many sweeps, and each block at least so many chunks of a part if it
+/// is long enough: the more, the sooner others pass on what comes, and the more often they are told.
 const MOST_SWEEPS: u64 = 8;
 const CHUNKS: u64 = 4;
 
-/// What of a call's memory other ranks read or write, so that it has to lie in windows: bytes from the first, 0 for nothing.
+/// What of a call's memory other ranks read or write, so that it has to lie in windows: bytes from the first,
+/// 0 for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
     /// Of the input.
@@ -41,8 +42,8 @@ pub struct Seen {
 }
 
 impl Shared {
-    /// What a call of `size` ranks shares, if it gains by that. The same answer on every rank whose calls are alike: also in
-    /// that all of them are in place, or none.
+    /// What a call of `size` ranks shares, if it gains by that. The same answer on every rank whose calls are
+    /// alike: also in that all of them are in place, or none.
     pub fn of(job: &Job, table: &Table, size: u32) -> Option<Shared> {
         let bytes = job.count.checked_mul(job.dtype.size() as u64)?;
         let all = bytes.checked_mul(size.into())?;

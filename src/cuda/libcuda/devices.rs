@@ -33,7 +33,8 @@ impl DeviceCalls for Libcuda {
 
     fn retain_context(&self, device: u32) -> Result<ContextHandle> {
         let mut context = std::ptr::null_mut();
-        // SAFETY: fills `context`; a device that does not exist is refused. Ordinals and devices are the same numbers.
+        // SAFETY: fills `context`; a device that does not exist is refused. Ordinals and devices are the same
+        // numbers.
         let result = unsafe { (self.calls.cuDevicePrimaryCtxRetain)(&raw mut context, ordinal(device)) };
         self.check("cuDevicePrimaryCtxRetain", result)?;
         Ok(ContextHandle(context.expose_provenance()))
@@ -98,7 +99,8 @@ impl DeviceCalls for Libcuda {
             return Ok(true);
         }
         for other in 0..self.device_count()? {
-            // What the links of NVIDIA's GPUs have in common that support atomic operations: they are NVLinks.
+            // What the links of NVIDIA's GPUs have in common that support atomic operations: they are
+            // NVLinks.
             if self.device_uuid(other)? == peer && self.has_native_atomics(device, other)? {
                 return Ok(true);
             }

@@ -1,4 +1,5 @@
-//! How GPUs are linked, also those that this process does not see: NVIDIA's management library knows them all.
+//! How GPUs are linked, also those that this process does not see: NVIDIA's management library knows them
+//! all.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
@@ -47,7 +48,8 @@ impl Nvml {
         let init = symbol(c"nvmlInit_v2")?;
         let (handle_by_uuid, p2p_status) =
             (symbol(c"nvmlDeviceGetHandleByUUID")?, symbol(c"nvmlDeviceGetP2PStatus")?);
-        // SAFETY: symbols of these names have these signatures; nvmlReturn_t and NVML's enumerations are ints.
+        // SAFETY: symbols of these names have these signatures; nvmlReturn_t and NVML's enumerations are
+        // ints.
         let (init, nvml) = unsafe {
             let handle_by_uuid = std::mem::transmute::<*mut c_void, HandleByUuid>(handle_by_uuid);
             let p2p_status = std::mem::transmute::<*mut c_void, P2pStatus>(p2p_status);

@@ -1,5 +1,5 @@
-//! What only measuring needs of the driver: events with timing, graphs, how much memory is free. The library itself
-//! never captures and never asks for times, so these are no part of [`crate::cuda::driver::Driver`].
+//! What only measuring needs of the driver: events with timing, graphs, how much memory is free. The library
+//! itself never captures and never asks for times, so these are no part of [`crate::cuda::driver::Driver`].
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -49,7 +49,8 @@ impl TimedEvent {
         unsafe { self.cuda.wait_event(stream.handle(), self.handle) }
     }
 
-    /// Waits on the host until what it means is complete. It asks again and again: a sleep would be measured, too.
+    /// Waits on the host until what it means is complete. It asks again and again: a sleep would be measured,
+    /// too.
     pub fn synchronize(&self, deadline: Deadline) -> Result<()> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: it lives.
@@ -98,7 +99,8 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Captures what `record` gives to `stream`, in this thread's mode. The capture ends also when `record` fails.
+    /// Captures what `record` gives to `stream`, in this thread's mode. The capture ends also when `record`
+    /// fails.
     pub fn capture(
         devices: &Arc<Devices>,
         stream: &Stream,

@@ -38,7 +38,8 @@ impl MemoryCalls for Libcuda {
             (&raw mut whole).cast(),
             (&raw mut pool).cast(),
         ];
-        // SAFETY: fills what `data` points to, each as wide as its attribute or wider. Any address may be asked about.
+        // SAFETY: fills what `data` points to, each as wide as its attribute or wider. Any address may be
+        // asked about.
         let result = unsafe {
             let count = attributes.len() as c_uint;
             (self.calls.cuPointerGetAttributes)(count, attributes.as_mut_ptr(), data.as_mut_ptr(), address)

@@ -7,7 +7,8 @@ use cudarc::driver::sys;
 use crate::cuda::driver::HostFunction;
 use crate::error::{Result, fail};
 
-/// The functions by the names of their symbols. Numbers that the driver answers are integers here, never enums.
+/// The functions by the names of their symbols. Numbers that the driver answers are integers here, never
+/// enums.
 macro_rules! calls {
     ($($name:ident($($argument:ty),* $(,)?);)*) => {
         #[allow(non_snake_case)]

@@ -12,7 +12,8 @@ use crate::reduce::{DataType, Operator, Representation};
 /// How the bytes spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BroadcastAlgorithm {
-    /// A binary tree of whole copies, ⌈log₂ n⌉ deep. Least calls; every link of a path waits for the one before.
+    /// A binary tree of whole copies, ⌈log₂ n⌉ deep. Least calls; every link of a path waits for the one
+    /// before.
     Tree,
     /// A chain in chunks: each device forwards a chunk while it receives the next. Most bandwidth.
     Chain {
@@ -33,9 +34,9 @@ impl BroadcastAlgorithm {
 
     /// A chain with chunks of the best size.
     ///
-    /// A chunk takes each link a fixed time besides its bytes, and the chain takes a chunk to fill for each device but two (copies
-    /// within a device take next to no time): the best size is a square root. And the host has to enqueue a chunk for every
-    /// pointer in the time that a link needs for one.
+    /// A chunk takes each link a fixed time besides its bytes, and the chain takes a chunk to fill for each
+    /// device but two (copies within a device take next to no time): the best size is a square root. And the
+    /// host has to enqueue a chunk for every pointer in the time that a link needs for one.
     pub fn chain(pointers: &Pointers) -> BroadcastAlgorithm {
         let fill = devices(pointers).saturating_sub(2).max(1);
         let best = (pointers.bytes() as f64 * BYTES_LOST / fill as f64).sqrt() as usize;
@@ -88,12 +89,12 @@ impl LocalBroadcast {
         LocalBroadcast::after(pointers, root, algorithm, None)
     }
 
-    /// Prepares the broadcast of a result that is still in accumulators: pointer `root` receives it first, by the last step
-    /// of the reduction.
+    /// Prepares the broadcast of a result that is still in accumulators: pointer `root` receives it first, by
+    /// the last step of the reduction.
     ///
     /// # Safety
-    /// The accumulators are as many as a pointer has elements, stay valid for as long as this lives and what it enqueued is
-    /// not done, and are touched on the root's stream only, or in order with it.
+    /// The accumulators are as many as a pointer has elements, stay valid for as long as this lives and what
+    /// it enqueued is not done, and are touched on the root's stream only, or in order with it.
     pub unsafe fn rounded(
         pointers: Pointers,
         root: usize,
@@ -130,11 +131,11 @@ impl LocalBroadcast {
         Ok(LocalBroadcast { program: builder.finish(folding)? })
     }
 
-    /// Enqueues the broadcast and returns. It begins when each stream has done what it was given before; what a
-    /// stream is given afterwards finds its pointer complete, and may overwrite it.
+    /// Enqueues the broadcast and returns. It begins when each stream has done what it was given before; what
+    /// a stream is given afterwards finds its pointer complete, and may overwrite it.
     ///
-    /// Streams in a capture are all in the same one; then the broadcast becomes part of the graph. This lives for as
-    /// long as the graph is launched.
+    /// Streams in a capture are all in the same one; then the broadcast becomes part of the graph. This lives
+    /// for as long as the graph is launched.
     pub fn run(&mut self) -> Result<()> {
         self.program.run()
     }
@@ -144,7 +145,8 @@ impl LocalBroadcast {
         self.program.is_captured()
     }
 
-    /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
+    /// What `stream` is given after this waits for everything that any of the pointers' streams has been
+    /// given.
     pub fn join(&mut self, stream: &Stream) -> Result<()> {
         self.program.join(stream)
     }
@@ -155,8 +157,8 @@ impl LocalBroadcast {
     }
 }
 
-/// The pointers in the order in which they receive: from the root, around, those of one device together, so that each
-/// device is sent the bytes once.
+/// The pointers in the order in which they receive: from the root, around, those of one device together, so
+/// that each device is sent the bytes once.
 fn line(builder: &Builder, root: usize) -> Vec<usize> {
     let n = builder.pointers.len();
     let around: Vec<usize> = (0..n).map(|position| (root + position) % n).collect();
@@ -171,8 +173,8 @@ fn line(builder: &Builder, root: usize) -> Vec<usize> {
 }
 
 /// Positions are those of [`line`]. In the step of size s (the largest power of two below n first, then
-/// halved down to 1) every holder j, a multiple of 2s, copies to j + s. For n that is no power of two, targets
-/// beyond the last pointer are left out: nobody else would have had anything from them in that step.
+/// halved down to 1) every holder j, a multiple of 2s, copies to j + s. For n that is no power of two,
+/// targets beyond the last pointer are left out: nobody else would have had anything from them in that step.
 fn tree(builder: &mut Builder, root: usize) -> Result<()> {
     let (n, line) = (builder.pointers.len(), line(builder, root));
     let mut size = n.next_power_of_two() / 2;

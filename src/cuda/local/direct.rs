@@ -1,8 +1,9 @@
 //! The direct reduction: devices read what they fold from each other, and write results to the root.
 //!
-//! What counts is the bytes that a device takes in: operands that are elsewhere, and, for the root's, what others have
-//! folded. So a device first folds a subtree of the canonical tree whose pointers are all its own, if the sum is fewer bytes
-//! than its operands, and the elements are dealt out so that all devices take in the same.
+//! What counts is the bytes that a device takes in: operands that are elsewhere, and, for the root's, what
+//! others have folded. So a device first folds a subtree of the canonical tree whose pointers are all its
+//! own, if the sum is fewer bytes than its operands, and the elements are dealt out so that all devices take
+//! in the same.
 
 use std::ops::Range;
 
@@ -11,8 +12,8 @@ use super::reduce::Reduction;
 use crate::error::{Result, fail};
 use crate::reduce::Representation;
 
-/// The most chunks in which partial sums are made ahead of what reads them. Each is twice as long as the one before: a device
-/// folds more than twice as much of its own in the time that the links take.
+/// The most chunks in which partial sums are made ahead of what reads them. Each is twice as long as the one
+/// before: a device folds more than twice as much of its own in the time that the links take.
 const CHUNKS: u32 = 4;
 
 /// Writes the program.
@@ -52,7 +53,8 @@ struct Share {
 
 struct Direct<'a> {
     reduction: &'a mut Reduction,
-    /// For each pointer, whose stream does all that is done on its device: the root's, or that of the first that is there.
+    /// For each pointer, whose stream does all that is done on its device: the root's, or that of the first
+    /// that is there.
     leads: Vec<usize>,
     /// The pointers in the order in which they are combined.
     order: Vec<usize>,
@@ -116,7 +118,8 @@ impl<'a> Direct<'a> {
         self.relate(&self.edges_after(&folding))
     }
 
-    /// The largest subtrees of these places whose pointers are all on one device, and more bytes than their sum.
+    /// The largest subtrees of these places whose pointers are all on one device, and more bytes than their
+    /// sum.
     fn find_subtrees(&self, places: Range<usize>, found: &mut Vec<Range<usize>>) {
         let accumulator = self.reduction.size(Representation::Accumulator);
         if places.len() * self.reduction.dtype.size() <= accumulator {
@@ -133,8 +136,8 @@ impl<'a> Direct<'a> {
         }
     }
 
-    /// Whose devices fold results, and how much in proportion; never empty. Where each pointer has a device of its own, the
-    /// root's folds nothing: then every link carries the vector once, each way.
+    /// Whose devices fold results, and how much in proportion; never empty. Where each pointer has a device
+    /// of its own, the root's folds nothing: then every link carries the vector once, each way.
     fn weights(&self, subtrees: &[Range<usize>]) -> Vec<(usize, f64)> {
         let (root, n) = (self.reduction.root, self.order.len());
         let accumulator = self.reduction.size(Representation::Accumulator) as f64;
@@ -156,8 +159,8 @@ impl<'a> Direct<'a> {
             let others = (0..n).filter(|&index| index != root && self.leads[index] == index);
             let others: Vec<(usize, f64)> = others.map(|lead| (lead, 1.0 / far(lead))).collect();
             if let [other] = others[..] {
-                // Results take whoever writes them as long as the root: between two devices only operands count. Measured
-                // for 8 pointers in turn: 2.18 ms for 2.29.
+                // Results take whoever writes them as long as the root: between two devices only operands
+                // count. Measured for 8 pointers in turn: 2.18 ms for 2.29.
                 return vec![(root, 1.0 / far(root)), other];
             }
             let rates: f64 = others.iter().map(|(_, rate)| rate).sum();
@@ -210,7 +213,8 @@ impl<'a> Direct<'a> {
         (elements / unit as f64).round() as usize * unit
     }
 
-    /// Folds what the others will read of the partial sums. Answers after which event of which lead they are there.
+    /// Folds what the others will read of the partial sums. Answers after which event of which lead they are
+    /// there.
     fn fold_partials(&mut self, shares: &[Share]) -> Result<Vec<(usize, usize)>> {
         let accumulator = Representation::Accumulator;
         let size = self.reduction.size(accumulator);
@@ -254,8 +258,8 @@ impl<'a> Direct<'a> {
         Ok(())
     }
 
-    /// Which streams' work comes before whose folds, by their pointers, when `folding` fold results. Who reads a partial sum
-    /// waits for it, and so for all that its lead waited for.
+    /// Which streams' work comes before whose folds, by their pointers, when `folding` fold results. Who
+    /// reads a partial sum waits for it, and so for all that its lead waited for.
     fn edges_before(&self, folding: &[usize]) -> Vec<(usize, usize)> {
         let mut edges = Vec::new();
         for (index, &lead) in self.leads.iter().enumerate() {
@@ -268,8 +272,8 @@ impl<'a> Direct<'a> {
         edges
     }
 
-    /// Which streams wait for whose folds: the root's for the result, and, unless a broadcast sees to it, the others until
-    /// what is theirs has been read.
+    /// Which streams wait for whose folds: the root's for the result, and, unless a broadcast sees to it, the
+    /// others until what is theirs has been read.
     fn edges_after(&self, folding: &[usize]) -> Vec<(usize, usize)> {
         let mut edges: Vec<(usize, usize)> = Vec::new();
         let read_by_all = |index: usize| folding.iter().map(move |&lead| (lead, index));
@@ -287,7 +291,8 @@ impl<'a> Direct<'a> {
                 }
             }
         }
-        // The next run writes the sums again, after all that its lead waits for: that may be a pointer which all have read.
+        // The next run writes the sums again, after all that its lead waits for: that may be a pointer which
+        // all have read.
         let bare = self.partials.iter().map(|partial| partial.lead).filter(|lead| !guarded.contains(lead));
         edges.extend(bare.flat_map(read_by_all));
         edges

@@ -1,8 +1,10 @@
-//! Operations across several device pointers of one process: peer copies and kernels, ordered by events alone.
+//! Operations across several device pointers of one process: peer copies and kernels, ordered by events
+//! alone.
 //!
-//! An operation is prepared once for its pointers and streams ([`program::Program`]): events, scratch memory and the
-//! list of driver calls. Running it enqueues and returns: it allocates nothing, never waits on the host, and may be
-//! captured into a graph. Running it again is ordered after the last run by the streams themselves.
+//! An operation is prepared once for its pointers and streams ([`program::Program`]): events, scratch memory
+//! and the list of driver calls. Running it enqueues and returns: it allocates nothing, never waits on the
+//! host, and may be captured into a graph. Running it again is ordered after the last run by the streams
+//! themselves.
 
 mod broadcast;
 mod direct;
@@ -24,14 +26,16 @@ use crate::reduce::{DataType, Operator, Representation};
 pub use broadcast::{BroadcastAlgorithm, LocalBroadcast, Rounding};
 pub use reduce::{LocalReduce, ReduceAlgorithm};
 
-/// Bytes of one of the two pinned pieces through which memory goes between devices that do not reach each other.
+/// Bytes of one of the two pinned pieces through which memory goes between devices that do not reach each
+/// other.
 const PIECE: usize = 4 << 20;
 
-/// Bytes of a pointer for each pair of pointers from which on streams wait for each other in pairs rather than by way of one
-/// of them: the host makes the calls for the pairs while the bytes move.
+/// Bytes of a pointer for each pair of pointers from which on streams wait for each other in pairs rather
+/// than by way of one of them: the host makes the calls for the pairs while the bytes move.
 const BYTES_OF_A_PAIR: usize = 256 << 10;
 
-/// Bytes of a pointer in the first of the chunks in which a direct reduction goes whose devices fold for each other.
+/// Bytes of a pointer in the first of the chunks in which a direct reduction goes whose devices fold for each
+/// other.
 const FIRST_CHUNK: usize = 4 << 20;
 
 /// Device memory of one pointer.
@@ -59,13 +63,13 @@ pub struct Pointers {
 }
 
 impl Pointers {
-    /// Finds each span's device, and checks that it is device memory, as large as the others, and on the device of its
-    /// stream. `streams` has one for each span, or none at all: then each gets a stream of our own, which waits for
-    /// what the legacy default stream of its device was given before.
+    /// Finds each span's device, and checks that it is device memory, as large as the others, and on the
+    /// device of its stream. `streams` has one for each span, or none at all: then each gets a stream of our
+    /// own, which waits for what the legacy default stream of its device was given before.
     ///
     /// # Safety
-    /// The memory and the streams stay valid for as long as what is prepared from this lives and what it enqueued is
-    /// not done.
+    /// The memory and the streams stay valid for as long as what is prepared from this lives and what it
+    /// enqueued is not done.
     pub unsafe fn new(devices: &Arc<Devices>, spans: &[Span], streams: &[StreamHandle]) -> Result<Pointers> {
         let Some(first) = spans.first() else { fail!(InvalidArgument, "no device pointers were given") };
         if !streams.is_empty() && streams.len() != spans.len() {
@@ -110,9 +114,9 @@ impl Pointers {
         Ok(pointers)
     }
 
-    /// For a reduction that is always followed by a broadcast from the same root, over the same pointers and streams, and
-    /// for that broadcast: in between, no stream but the root's is given anything. Leaves out waits that the other
-    /// makes needless.
+    /// For a reduction that is always followed by a broadcast from the same root, over the same pointers and
+    /// streams, and for that broadcast: in between, no stream but the root's is given anything. Leaves out
+    /// waits that the other makes needless.
     pub fn chained(self) -> Pointers {
         Pointers { chained: true, ..self }
     }
@@ -171,7 +175,8 @@ impl Pointers {
     }
 }
 
-/// The device of a span that lies in one allocation of device memory, and whether what reaches that reaches the memory, too.
+/// The device of a span that lies in one allocation of device memory, and whether what reaches that reaches
+/// the memory, too.
 fn device_of(devices: &Devices, span: &Span) -> Result<(u32, bool)> {
     let address = span.address;
     let Some(location) = devices.locate(address)? else {
@@ -213,7 +218,8 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// No operand: the one before it in a list stands for a whole subtree of the canonical tree, this place included.
+    /// No operand: the one before it in a list stands for a whole subtree of the canonical tree, this place
+    /// included.
     pub const ABSENT: Operand =
         Operand { address: 0, representation: Representation::Accumulator, scale: 1.0 };
 
@@ -236,7 +242,8 @@ pub struct Fold<'a> {
     pub operator: Operator,
     /// What an average divides by.
     pub ranks: u32,
-    /// What is combined; the first is not [`Operand::ABSENT`]. `out` may be one of them, with the same size of a position.
+    /// What is combined; the first is not [`Operand::ABSENT`]. `out` may be one of them, with the same size
+    /// of a position.
     pub operands: &'a [Operand],
     /// Device memory that the launching device reaches.
     pub out: u64,
@@ -250,8 +257,8 @@ pub struct Fold<'a> {
 
 /// The kernels that fold.
 pub trait Kernels: fmt::Debug + Send + Sync {
-    /// Loads what folds need on `device`, so that a launch loads nothing; the first time this may wait for everything that
-    /// runs there. Refuses a type and operator that it has no kernel for.
+    /// Loads what folds need on `device`, so that a launch loads nothing; the first time this may wait for
+    /// everything that runs there. Refuses a type and operator that it has no kernel for.
     fn prepare(&self, devices: &Arc<Devices>, device: u32, dtype: DataType, operator: Operator)
     -> Result<()>;
 
@@ -264,10 +271,12 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// As [`Stream`] says of the memory.
     unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()>;
 
-    /// What a courier has to be able to do for it to combine elements of a type by an operator; `None`: none can.
+    /// What a courier has to be able to do for it to combine elements of a type by an operator; `None`: none
+    /// can.
     fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner>;
 
-    /// Enqueues a courier, on a device for which something was prepared and which is current. Neither allocates nor synchronises.
+    /// Enqueues a courier, on a device for which something was prepared and which is current. Neither
+    /// allocates nor synchronises.
     ///
     /// # Safety
     /// As [`Courier::launch`](super::courier::Courier::launch).

@@ -67,8 +67,9 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Enqueues everything, in whatever each stream has been given so far. If a call fails, what was enqueued before
-    /// it runs and nothing waits for what was not: the contents of the pointers are undefined, no stream hangs.
+    /// Enqueues everything, in whatever each stream has been given so far. If a call fails, what was enqueued
+    /// before it runs and nothing waits for what was not: the contents of the pointers are undefined, no
+    /// stream hangs.
     pub(super) fn run(&mut self) -> Result<()> {
         self.check_capture()?;
         self.used = true;
@@ -144,7 +145,8 @@ impl Program {
             // SAFETY: as above.
             Call::Wait { event } => unsafe { driver.wait_event(stream, self.events[event].handle()) },
             Call::Copy { from, to, device, bytes } if device == owner.device() => {
-                // SAFETY: the promise of `Pointers::new`, or scratch of ours that `drop` keeps until it is done with.
+                // SAFETY: the promise of `Pointers::new`, or scratch of ours that `drop` keeps until it is
+                // done with.
                 unsafe { driver.copy_on_device(to, from, bytes, stream) }
             }
             Call::Copy { from, to, device, bytes } => {
@@ -250,8 +252,8 @@ impl Builder {
         self.push(on, Call::Wait { event });
     }
 
-    /// What `after`'s stream is given from now on waits for what `before`'s has been given. On one stream it does
-    /// anyway.
+    /// What `after`'s stream is given from now on waits for what `before`'s has been given. On one stream it
+    /// does anyway.
     pub(super) fn order(&mut self, before: usize, after: usize) -> Result<()> {
         if !self.share_stream(before, after) {
             let event = self.record(before)?;
@@ -270,9 +272,10 @@ impl Builder {
         self.pointers.reach(a, b)
     }
 
-    /// Copies from pointer `from`'s device to pointer `to`'s: directly, on `from`'s stream, which has to wait for
-    /// what used the target before; or through the host, by both streams, where `from`'s has to wait for what `to`'s
-    /// did in earlier runs. Answers whether it was direct: then `to`'s stream has still to wait for `from`'s.
+    /// Copies from pointer `from`'s device to pointer `to`'s: directly, on `from`'s stream, which has to wait
+    /// for what used the target before; or through the host, by both streams, where `from`'s has to wait for
+    /// what `to`'s did in earlier runs. Answers whether it was direct: then `to`'s stream has still to wait
+    /// for `from`'s.
     pub(super) fn transfer(
         &mut self,
         (from, source): (usize, u64),

@@ -14,12 +14,13 @@ use crate::reduce::{DataType, Operator, Representation};
 /// How the operands meet. The result's bits are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceAlgorithm {
-    /// The canonical tree: the right half of each node goes to the device of its left half, which combines the two
-    /// into scratch memory. Works where devices do not reach each other, too.
+    /// The canonical tree: the right half of each node goes to the device of its left half, which combines
+    /// the two into scratch memory. Works where devices do not reach each other, too.
     Tree,
-    /// Devices fold shares of the elements from all operands and write them to the root, so that every link carries as much.
-    /// Where a subtree of the canonical tree has its pointers on one device, that device folds it for the others first, if
-    /// they then have fewer bytes to read. All devices must reach each other.
+    /// Devices fold shares of the elements from all operands and write them to the root, so that every link
+    /// carries as much. Where a subtree of the canonical tree has its pointers on one device, that device
+    /// folds it for the others first, if they then have fewer bytes to read. All devices must reach each
+    /// other.
     Direct,
 }
 
@@ -37,8 +38,8 @@ pub struct LocalReduce {
 }
 
 impl LocalReduce {
-    /// Prepares the reduction of all pointers into pointer `root`; the others are left as they are. Scratch memory is
-    /// allocated here. The caller's own functions are refused: they work on host memory.
+    /// Prepares the reduction of all pointers into pointer `root`; the others are left as they are. Scratch
+    /// memory is allocated here. The caller's own functions are refused: they work on host memory.
     pub fn new(
         pointers: Pointers,
         root: usize,
@@ -50,9 +51,10 @@ impl LocalReduce {
         LocalReduce::into(pointers, root, None, dtype, operator, algorithm, kernels)
     }
 
-    /// As [`LocalReduce::new`], but leaves accumulators in memory of its own, and no pointer changes: an average is not
-    /// divided yet, and short floats are not rounded. Also answers where they are: on the device of pointer `root`, for as
-    /// long as this lives, and after a run until the next one whoever's the root's stream is.
+    /// As [`LocalReduce::new`], but leaves accumulators in memory of its own, and no pointer changes: an
+    /// average is not divided yet, and short floats are not rounded. Also answers where they are: on the
+    /// device of pointer `root`, for as long as this lives, and after a run until the next one whoever's the
+    /// root's stream is.
     pub fn partial(
         pointers: Pointers,
         root: usize,
@@ -114,9 +116,9 @@ impl LocalReduce {
         Ok(LocalReduce { program: reduction.builder.finish(Some(folding))? })
     }
 
-    /// Enqueues the reduction and returns. It begins when each stream has done what it was given before; what the
-    /// root's stream is given afterwards finds the result, and what any stream is given may overwrite its pointer.
-    /// In a capture as [`super::LocalBroadcast::run`].
+    /// Enqueues the reduction and returns. It begins when each stream has done what it was given before; what
+    /// the root's stream is given afterwards finds the result, and what any stream is given may overwrite its
+    /// pointer. In a capture as [`super::LocalBroadcast::run`].
     pub fn run(&mut self) -> Result<()> {
         self.program.run()
     }
@@ -126,7 +128,8 @@ impl LocalReduce {
         self.program.is_captured()
     }
 
-    /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
+    /// What `stream` is given after this waits for everything that any of the pointers' streams has been
+    /// given.
     pub fn join(&mut self, stream: &Stream) -> Result<()> {
         self.program.join(stream)
     }
@@ -202,7 +205,8 @@ impl Reduction {
         Ok(Operand { address: partial, representation, scale: 1.0 })
     }
 
-    /// A pointer that `low`'s stream has read is its user's again, unless a broadcast is to come first. Answers which.
+    /// A pointer that `low`'s stream has read is its user's again, unless a broadcast is to come first.
+    /// Answers which.
     fn release(&mut self, low: usize, right: Option<usize>) -> Result<Option<usize>> {
         let right = right.filter(|_| !self.builder.pointers.chained);
         if let Some(right) = right {
@@ -211,7 +215,8 @@ impl Reduction {
         Ok(right)
     }
 
-    /// Both halves of a node, ready on `low`'s stream; and the pointer whose memory its fold will read in place.
+    /// Both halves of a node, ready on `low`'s stream; and the pointer whose memory its fold will read in
+    /// place.
     fn halves(&mut self, low: usize, n: usize) -> Result<(Vec<Operand>, Option<usize>)> {
         let middle = n.next_power_of_two() / 2;
         let left = self.subtree(low, middle)?;
@@ -233,8 +238,9 @@ impl Reduction {
         Ok((vec![left, Operand { address: incoming, ..right }], None))
     }
 
-    /// Folds elements on the device of one pointer into a target, which is that of the first of them. More operands than a fold
-    /// takes are folded in blocks, whole subtrees of the canonical tree, and those once more.
+    /// Folds elements on the device of one pointer into a target, which is that of the first of them. More
+    /// operands than a fold takes are folded in blocks, whole subtrees of the canonical tree, and those once
+    /// more.
     pub(super) fn fold(
         &mut self,
         on: usize,

@@ -85,8 +85,8 @@ fn pattern(seed: usize) -> Vec<u8> {
     (0..BYTES).map(|index| (index * 7 + seed * 31 + 1) as u8).collect()
 }
 
-/// Two broadcasts, one after the other, with work before and after each on every stream. Without the `missing`-th wait,
-/// if one is missing. Answers what went wrong, and how many waits a run has.
+/// Two broadcasts, one after the other, with work before and after each on every stream. Without the
+/// `missing`-th wait, if one is missing. Answers what went wrong, and how many waits a run has.
 fn broadcast(
     scene: &Scene,
     root: usize,

@@ -1,8 +1,9 @@
 //! To which meeting of a name a rank has come.
 //!
-//! Meetings of one name in one store are numbered. A rank comes to the newest, and goes on to the next where that has all its ranks, or has
-//! failed and has had this one. How many ranks there are says who comes first. Who was told another number says so there, so that all hear it,
-//! and nobody waits for ranks in a meeting that they never come to.
+//! Meetings of one name in one store are numbered. A rank comes to the newest, and goes on to the next where
+//! that has all its ranks, or has failed and has had this one. How many ranks there are says who comes first.
+//! Who was told another number says so there, so that all hear it, and nobody waits for ranks in a meeting
+//! that they never come to.
 #![forbid(unsafe_code)]
 
 use super::Meeting;
@@ -43,7 +44,8 @@ impl<'a> Arrival<'a> {
             })?;
             let is_again = store.add(&format!("{prefix}/rank/{rank}/came"), 1, deadline)? > 1;
             let fits = first.fits(meeting);
-            // Only who may take part takes a place: where the others are taken, a rank of another number is one of the next meeting.
+            // Only who may take part takes a place: where the others are taken, a rank of another number is
+            // one of the next meeting.
             let own = i64::from(!is_again && fits.is_ok());
             let others = store.add(&format!("{prefix}/places"), own, deadline)? - own;
             let is_full = others >= i64::from(first.size);

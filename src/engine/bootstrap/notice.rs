@@ -1,4 +1,5 @@
-//! What a rank that cannot join leaves in the store, for those who wait for it; and how ranks wait while they meet.
+//! What a rank that cannot join leaves in the store, for those who wait for it; and how ranks wait while they
+//! meet.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -11,17 +12,18 @@ use crate::engine::endpoint::Endpoint;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::store::{self, REFUSAL, Store};
 
-/// How long a rank waits before it looks for a notice: at first, ranks one after the other, and at most. Each time twice as long.
+/// How long a rank waits before it looks for a notice: at first, ranks one after the other, and at most. Each
+/// time twice as long.
 const FIRST: Duration = Duration::from_millis(1500);
 const APART: Duration = Duration::from_millis(20);
 const LAST: Duration = Duration::from_secs(16);
 
-/// How often who waits looks whether a rank that it has linked with has died, and whether others get through to this one: so often, and more
-/// seldom by a millisecond for each rank.
+/// How often who waits looks whether a rank that it has linked with has died, and whether others get through
+/// to this one: so often, and more seldom by a millisecond for each rank.
 const TURN: Duration = Duration::from_millis(250);
 
-/// How long after a store is seen to be lost the meeting has failed, if it has not come to its end: who served it may have met in peace and
-/// gone while the last words are on their way.
+/// How long after a store is seen to be lost the meeting has failed, if it has not come to its end: who
+/// served it may have met in peace and gone while the last words are on their way.
 const WITHOUT_STORE: Duration = Duration::from_secs(2);
 
 /// How long a store may take beyond a rank's deadline.
@@ -95,9 +97,10 @@ impl<'a> Notice<'a> {
             .clone()
     }
 
-    /// Why this rank cannot join; the others are told, if nobody has told as much. That another rank has gone, or has not come in
-    /// time, may follow from what somebody knows better. Who says just that knows no better than this rank, so both tell; for the
-    /// others the first of them stands: what follows from it comes later.
+    /// Why this rank cannot join; the others are told, if nobody has told as much. That another rank has
+    /// gone, or has not come in time, may follow from what somebody knows better. Who says just that knows no
+    /// better than this rank, so both tell; for the others the first of them stands: what follows from it
+    /// comes later.
     pub(super) fn leave(&self, error: Error) -> Error {
         match self.read().ok().flatten() {
             // It is that which this rank was told.
@@ -119,8 +122,8 @@ impl<'a> Notice<'a> {
         self.store.will(place, &self.key, &encode(error), deadline)
     }
 
-    /// Waits for a key of the store, in turns if that can be: the meeting may be called off, another rank leave a notice, or one die that
-    /// `endpoint` has linked with.
+    /// Waits for a key of the store, in turns if that can be: the meeting may be called off, another rank
+    /// leave a notice, or one die that `endpoint` has linked with.
     pub(super) fn get(&self, key: &str, endpoint: Option<&Endpoint>, deadline: Deadline) -> Result<Vec<u8>> {
         // A store that ends a wait may have heard why.
         self.wait(key, endpoint, deadline).map_err(|error| match error.status() {
@@ -145,13 +148,15 @@ impl<'a> Notice<'a> {
         })
     }
 
-    /// Whether a rank that this one has linked with has gone or failed since it last looked. Who waits in [`Notice::watch`] ends that then.
+    /// Whether a rank that this one has linked with has gone or failed since it last looked. Who waits in
+    /// [`Notice::watch`] ends that then.
     pub(super) fn is_disturbed(&self, endpoint: &Endpoint) -> bool {
         endpoint.disturbances() != self.disturbances.get()
     }
 
-    /// Waits by `wait`, which gives up at a deadline, or before, and looks now and then, and when a rank has gone or failed that `endpoint`
-    /// has linked with; `None` at `deadline`. Not for waits of a store without turns.
+    /// Waits by `wait`, which gives up at a deadline, or before, and looks now and then, and when a rank has
+    /// gone or failed that `endpoint` has linked with; `None` at `deadline`. Not for waits of a store without
+    /// turns.
     pub(super) fn watch<T>(
         &self,
         endpoint: Option<&Endpoint>,
@@ -175,8 +180,8 @@ impl<'a> Notice<'a> {
         }
     }
 
-    /// Whether a wait goes on that gives up at `deadline`; else why not, if it is for more than that. Looks for a notice at `look`, or now if
-    /// something has happened.
+    /// Whether a wait goes on that gives up at `deadline`; else why not, if it is for more than that. Looks
+    /// for a notice at `look`, or now if something has happened.
     fn look_up(
         &self,
         endpoint: Option<&Endpoint>,
@@ -221,7 +226,8 @@ impl<'a> Notice<'a> {
         ControlFlow::Continue(())
     }
 
-    /// What has happened to the ranks that are linked: a failure of one, or a death, of which another rank may know more.
+    /// What has happened to the ranks that are linked: a failure of one, or a death, of which another rank
+    /// may know more.
     fn disturb(&self, endpoint: &Endpoint) -> Option<Error> {
         self.disturbances.set(endpoint.disturbances());
         if let Some(error) = endpoint.warning(endpoint.identity().0.job) {

@@ -1,9 +1,10 @@
-//! What the members of a device exchange see of each other on the host: which calls each has given to its GPU, and
-//! who needs whose arena no more.
+//! What the members of a device exchange see of each other on the host: which calls each has given to its
+//! GPU, and who needs whose arena no more.
 //!
-//! The GPUs exchange without the host, so nobody waits for anything here. A rank notes each call before it launches it and
-//! looks whether the others' calls that its kernel will meet are the same, and have the same number: whoever comes last sees a
-//! difference, before its kernel runs. Numbers differ when a rank has called something else in between.
+//! The GPUs exchange without the host, so nobody waits for anything here. A rank notes each call before it
+//! launches it and looks whether the others' calls that its kernel will meet are the same, and have the same
+//! number: whoever comes last sees a difference, before its kernel runs. Numbers differ when a rank has
+//! called something else in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -13,7 +14,8 @@ use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 
-/// How many of its last calls a board tells. A rank that is further ahead of another is compared with it when that has come closer.
+/// How many of its last calls a board tells. A rank that is further ahead of another is compared with it when
+/// that has come closer.
 const NOTES: usize = 512;
 
 /// The same of messages between a pair.
@@ -33,8 +35,8 @@ struct Slot {
     count: AtomicU64,
     /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
-    /// The most blocks that the caller allows, in 18 bits; the place in its launch, in 14; the digest of all calls before; the last
-    /// bit: [`WINDOWED`].
+    /// The most blocks that the caller allows, in 18 bits; the place in its launch, in 14; the digest of all
+    /// calls before; the last bit: [`WINDOWED`].
     terms: AtomicU64,
 }
 
@@ -71,7 +73,8 @@ pub struct Noted {
     pub sequence: u32,
     /// What is called.
     pub signature: Signature,
-    /// The most blocks that its caller allows, of which more than [`MOST_BLOCKS`] are as many; 0: no word on it.
+    /// The most blocks that its caller allows, of which more than [`MOST_BLOCKS`] are as many; 0: no word on
+    /// it.
     pub max_blocks: u32,
     /// Which call of its launch it is.
     pub place: InLaunch,
@@ -137,7 +140,8 @@ fn mix(digest: u64, word: u64) -> u64 {
 
 #[repr(C, align(64))]
 struct Board {
-    /// How many calls have been noted. Their numbers would not do: between two of them the group may have had any number of others.
+    /// How many calls have been noted. Their numbers would not do: between two of them the group may have had
+    /// any number of others.
     called: AtomicU32,
     /// Set by each other member when it needs this member's arena no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
@@ -151,8 +155,8 @@ struct Board {
 /// A send or a receive, as its rank noted it.
 #[repr(C, align(32))]
 struct PointNote {
-    /// Which it is of its pair and direction, plus one, above how many collectives there were before it; [`WRITING`] while it is
-    /// written, 0 before it has been. Stored last.
+    /// Which it is of its pair and direction, plus one, above how many collectives there were before it;
+    /// [`WRITING`] while it is written, 0 before it has been. Stored last.
     head: AtomicU64,
     bytes: AtomicU64,
     /// Of all before it.
@@ -165,8 +169,8 @@ const WRITING: u64 = u64::MAX;
 /// Of signals: a graph sends them in each replay, which nobody counts.
 const UNCOUNTED: u64 = 1 << 63;
 
-/// Whether a count that wraps is another or comes after it. Those of two ranks are never half of all apart: of calls and messages of the
-/// exchange, kernels of one rank wait for those of the other.
+/// Whether a count that wraps is another or comes after it. Those of two ranks are never half of all apart:
+/// of calls and messages of the exchange, kernels of one rank wait for those of the other.
 fn has_come_to(number: u32, other: u32) -> bool {
     number.wrapping_sub(other) as i32 >= 0
 }
@@ -221,7 +225,8 @@ unsafe impl Send for Boards {}
 unsafe impl Sync for Boards {}
 
 impl Boards {
-    /// `offsets` are where the members' boards lie in their segments. `None` when one of them is not reachable.
+    /// `offsets` are where the members' boards lie in their segments. `None` when one of them is not
+    /// reachable.
     pub fn new(
         rank: usize,
         own: Region,
@@ -250,8 +255,8 @@ impl Boards {
     }
 
     fn board(&self, member: usize) -> &Board {
-        // SAFETY: BOARD_BYTES of mapped, aligned, zero-initialised shared memory that lives as long as `self`; a board
-        // consists of atomics.
+        // SAFETY: BOARD_BYTES of mapped, aligned, zero-initialised shared memory that lives as long as
+        // `self`; a board consists of atomics.
         unsafe { &*self.boards[member] }
     }
 
@@ -275,8 +280,8 @@ impl Boards {
         fence(Ordering::SeqCst);
     }
 
-    /// The first of the others who has noted another call than this one, which this rank has made after `before` others, and
-    /// that.
+    /// The first of the others who has noted another call than this one, which this rank has made after
+    /// `before` others, and that.
     pub fn differing(&self, before: u32, ours: &Note) -> Option<(usize, Noted)> {
         (0..self.size()).find_map(|member| {
             if member == self.rank {
@@ -300,8 +305,8 @@ impl Boards {
         stands.then_some(Note { head, count, root, terms })
     }
 
-    /// Notes this rank's message number `number` to or from `peer`, and compares it with what that one has noted of it, if it has: what
-    /// that is, if it differs.
+    /// Notes this rank's message number `number` to or from `peer`, and compares it with what that one has
+    /// noted of it, if it has: what that is, if it differs.
     pub fn note_point(
         &self,
         direction: Direction,
@@ -332,8 +337,8 @@ impl Boards {
         &self.board(rank).points[direction as usize][other][number as usize % POINTS]
     }
 
-    /// Whether `peer` has noted the collective that comes after as many others as this rank's message has before it, and the
-    /// other end of that message not: to be asked when it has been noted.
+    /// Whether `peer` has noted the collective that comes after as many others as this rank's message has
+    /// before it, and the other end of that message not: to be asked when it has been noted.
     pub fn is_passed_by(&self, direction: Direction, peer: usize, number: u32, collectives: u32) -> bool {
         let slot = &self.board(peer).notes[collectives as usize % NOTES];
         let stands = slot.head.load(Ordering::Acquire) != 0;
@@ -347,9 +352,10 @@ impl Boards {
         head == 0 || head != WRITING && !has_come_to((head >> 32) as u32, number.wrapping_add(1))
     }
 
-    /// A message between this rank and another that the other has noted before the collective that comes after `before` others, and
-    /// this rank has not: its direction here, the other, its number, and how many collectives there were before it. `messages`
-    /// tells how many this rank has noted. To be asked when the collective has been noted.
+    /// A message between this rank and another that the other has noted before the collective that comes
+    /// after `before` others, and this rank has not: its direction here, the other, its number, and how many
+    /// collectives there were before it. `messages` tells how many this rank has noted. To be asked when the
+    /// collective has been noted.
     pub fn missed(
         &self,
         before: u32,
@@ -375,8 +381,8 @@ impl Boards {
         has_come_to(self.board(member).called.load(Ordering::Relaxed), calls)
     }
 
-    /// Whether every other member has come as far as this rank, in calls and messages: its kernels wait for none that is still to be
-    /// called.
+    /// Whether every other member has come as far as this rank, in calls and messages: its kernels wait for
+    /// none that is still to be called.
     pub fn are_met(&self) -> bool {
         let called = self.board(self.rank).called.load(Ordering::Relaxed);
         let has_come = |member: usize| has_come_to(self.board(member).called.load(Ordering::Relaxed), called);
@@ -410,7 +416,8 @@ impl Boards {
         }
     }
 
-    /// Whether `member` has ended its part in the exchange: it has done what it has noted, and notes nothing more.
+    /// Whether `member` has ended its part in the exchange: it has done what it has noted, and notes nothing
+    /// more.
     pub fn has_left(&self, member: usize) -> bool {
         self.board(self.rank).goodbyes[member].load(Ordering::Acquire) != 0
     }

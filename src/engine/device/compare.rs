@@ -96,10 +96,11 @@ impl Calls {
         let look = |place: usize| {
             parts.boards.differing(before.wrapping_add(place as u32), &notes[place]).map(|seen| (place, seen))
         };
-        // A note has the digest of all before it: who has noted our last call alike has noted all alike, but for a chance of 2^-31. Who
-        // has not noted it yet will look later than this, and see ours. But who groups them differently may meet our kernel before
-        // that, so the first is looked at, too: it says how many are one launch. The others are left alone, so that their notes stay with
-        // the processor that wrote them, unless one of these differs.
+        // A note has the digest of all before it: who has noted our last call alike has noted all alike, but
+        // for a chance of 2^-31. Who has not noted it yet will look later than this, and see ours. But who
+        // groups them differently may meet our kernel before that, so the first is looked at, too: it says
+        // how many are one launch. The others are left alone, so that their notes stay with the processor
+        // that wrote them, unless one of these differs.
         let Some(some) = look(0).or_else(|| look(end)) else {
             return self.compare_messages(parts, group, before.wrapping_add(end as u32));
         };
@@ -118,8 +119,8 @@ impl Calls {
         parts.boards.note(before, &call)
     }
 
-    /// Whether this rank has noted all messages that others have before the collective that comes after `before` others, which it
-    /// has noted: kernels would take the one for the other.
+    /// Whether this rank has noted all messages that others have before the collective that comes after
+    /// `before` others, which it has noted: kernels would take the one for the other.
     fn compare_messages(&self, parts: &Parts, group: &Group, before: u32) -> Result<()> {
         let noted = |direction: Direction, peer: usize| self.points[direction as usize][peer].messages();
         match parts.boards.missed(before, noted) {
@@ -130,8 +131,8 @@ impl Calls {
         }
     }
 
-    /// Notes sends and receives, and compares them with what their other ends have noted. They go through the same slots as
-    /// collectives do, so the order of both has to be the same.
+    /// Notes sends and receives, and compares them with what their other ends have noted. They go through the
+    /// same slots as collectives do, so the order of both has to be the same.
     pub(super) fn compare_points(&mut self, parts: &Parts, group: &Group, points: &[Point]) -> Result<()> {
         let Parts { boards, first, .. } = parts;
         // Kernels leave out what is empty.
@@ -175,8 +176,8 @@ impl Calls {
     }
 }
 
-/// The failure of a message with `peer` that one end has noted after so many collectives, and the other not before its next.
-/// `here` is its direction at this rank, `noted` at the end that has.
+/// The failure of a message with `peer` that one end has noted after so many collectives, and the other not
+/// before its next. `here` is its direction at this rank, `noted` at the end that has.
 #[cold]
 fn passed(
     parts: &Parts,

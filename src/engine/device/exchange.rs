@@ -1,7 +1,7 @@
 //! The calls of one exchange between GPUs, as one rank makes them.
 //!
-//! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
-//! kernels; errors speak of the group's ranks.
+//! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0
+//! here and by the kernels; errors speak of the group's ranks.
 
 mod ending;
 mod graphs;
@@ -39,9 +39,9 @@ use crate::signature::{Kind, Signature};
 
 /// One rank's end of the exchange between its group's GPUs. All methods from any thread.
 ///
-/// Calls run in the order in which they are made, one after the other: on one stream by the stream's order, on different
-/// streams by events. Calls in a capture are ordered among themselves, and a graph with other calls as it is launched, unless
-/// that is up to whoever replays it ([`DeviceExchange::mix_graphs`]).
+/// Calls run in the order in which they are made, one after the other: on one stream by the stream's order,
+/// on different streams by events. Calls in a capture are ordered among themselves, and a graph with other
+/// calls as it is launched, unless that is up to whoever replays it ([`DeviceExchange::mix_graphs`]).
 pub struct DeviceExchange {
     /// None once it is being dropped.
     parts: Option<Parts>,
@@ -147,8 +147,8 @@ impl DeviceExchange {
         }
     }
 
-    /// Whether something of the program refers to its memory: a graph, a window, or signals of this rank. Those lie there until they are
-    /// waited for, of which this rank does not know.
+    /// Whether something of the program refers to its memory: a graph, a window, or signals of this rank.
+    /// Those lie there until they are waited for, of which this rank does not know.
     pub fn is_referred_to(&self) -> bool {
         let Parts { windows, boards, .. } = self.parts();
         self.in_graphs.load(Ordering::Relaxed) || boards.has_sent_signals() || lock(windows).any()
@@ -204,7 +204,8 @@ impl DeviceExchange {
         self.parts().kernels.serves(kind, dtype, operator)
     }
 
-    /// Gives a collective to the caller's stream and returns. A call that differs from those of other ranks fails the group.
+    /// Gives a collective to the caller's stream and returns. A call that differs from those of other ranks
+    /// fails the group.
     ///
     /// # Safety
     /// As [`crate::cuda::exchange::Exchange::enqueue`]; the stream lives.
@@ -220,8 +221,8 @@ impl DeviceExchange {
         let job = &Job { max_blocks: parts.room.blocks(asked), ..*job };
         let seen = self.or_fail(group, Class::Ordered, caller, self.in_windows(job))?;
         let launch = |stream: &Stream| match seen {
-            // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is launched. Of a captured one
-            // that is the caller's promise, too.
+            // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is
+            // launched. Of a captured one that is the caller's promise, too.
             Some(seen) => unsafe { parts.kernels.enqueue_windowed(job, &seen, stream) },
             // SAFETY: the caller's promise.
             None => unsafe { parts.kernels.enqueue(job, stream) },
@@ -231,9 +232,10 @@ impl DeviceExchange {
         self.give(group, Class::Ordered, &[signature], Members::NONE, (caller, &[]), compare, launch)
     }
 
-    /// Gives the collectives of a group to their streams, in their order and in few launches, as [`DeviceExchange::enqueue`] gives
-    /// one; all ranks group the same calls. What is launched together is on the stream of its first, for which the others wait.
-    /// Ends at the first that fails; those before it have been given.
+    /// Gives the collectives of a group to their streams, in their order and in few launches, as
+    /// [`DeviceExchange::enqueue`] gives one; all ranks group the same calls. What is launched together is on
+    /// the stream of its first, for which the others wait. Ends at the first that fails; those before it have
+    /// been given.
     ///
     /// # Safety
     /// As there, for all of them. Calls that follow each other do not need each other's results.
@@ -359,8 +361,8 @@ impl DeviceExchange {
         lock(&self.parts().windows).add(window)
     }
 
-    /// Ends the window of this number, of this rank. May wait for the GPU. Whether it is still mapped, for kernels that run, which is to be
-    /// attended to: else it goes with the next one, or with the exchange.
+    /// Ends the window of this number, of this rank. May wait for the GPU. Whether it is still mapped, for
+    /// kernels that run, which is to be attended to: else it goes with the next one, or with the exchange.
     pub fn end_window(&self, number: u64) -> bool {
         let parts = self.parts();
         lock(&parts.windows).end(number);
@@ -368,8 +370,8 @@ impl DeviceExchange {
         self.unmap_ended(parts.fault.is_aborted())
     }
 
-    /// Lets go of windows that have ended, in another thread if that is to be `aside`, unless kernels that run may use them. Whether those
-    /// keep some.
+    /// Lets go of windows that have ended, in another thread if that is to be `aside`, unless kernels that
+    /// run may use them. Whether those keep some.
     fn unmap_ended(&self, aside: bool) -> bool {
         let parts = self.parts();
         // Before the GPU is asked: calls that are launched after that may use what ends after that.
@@ -389,9 +391,9 @@ impl DeviceExchange {
         false
     }
 
-    /// Gives sends and receives to the caller's stream, to run beside each other, and returns. They come after what the streams
-    /// `beside` were given before, which come after them in turn. `signatures` are theirs, for the record; the points' peers are
-    /// members.
+    /// Gives sends and receives to the caller's stream, to run beside each other, and returns. They come
+    /// after what the streams `beside` were given before, which come after them in turn. `signatures` are
+    /// theirs, for the record; the points' peers are members.
     ///
     /// # Safety
     /// As [`DeviceExchange::enqueue`], for all streams.
@@ -414,15 +416,17 @@ impl DeviceExchange {
         };
         let compare = |_: &Turn, calls: &mut Calls| {
             let Parts { boards, first, .. } = self.parts();
-            // What has been noted has to be launched, since others wait for it, so that nothing but the driver may refuse it.
+            // What has been noted has to be launched, since others wait for it, so that nothing but the
+            // driver may refuse it.
             check_points(group.rank() - first, boards.size() as u32, points)?;
             calls.compare_points(self.parts(), group, points)
         };
         self.give(group, class, signatures, peers, (caller, &beside), compare, launch)
     }
 
-    /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be, told whether the
-    /// event is complete. Not for captured calls. A call that cannot be followed fails; whoever made it waits for its end.
+    /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will
+    /// not be, told whether the event is complete. Not for captured calls. A call that cannot be followed
+    /// fails; whoever made it waits for its end.
     pub fn follow(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -453,13 +457,15 @@ impl DeviceExchange {
         Ok(event)
     }
 
-    /// Whether a graph that is captured from here on is ordered with other calls and other graphs of this exchange as they are
-    /// launched, whatever their streams; all ranks launch them in one order. Else they must not run beside each other.
+    /// Whether a graph that is captured from here on is ordered with other calls and other graphs of this
+    /// exchange as they are launched, whatever their streams; all ranks launch them in one order. Else they
+    /// must not run beside each other.
     pub fn mix_graphs(&self, mixes: bool) {
         self.mixes.store(mixes, Ordering::Relaxed);
     }
 
-    /// Whether the GPU has done all calls that were not captured, and all replays of graphs that are mixed with them.
+    /// Whether the GPU has done all calls that were not captured, and all replays of graphs that are mixed
+    /// with them.
     pub fn is_idle(&self) -> Result<bool> {
         self.parts().is_idle()
     }
@@ -520,8 +526,8 @@ impl DeviceExchange {
         self.parts().last.devices()
     }
 
-    /// Looks after calls that nobody waits for, and windows that have ended under them, and asks the driver. Whether there may be calls
-    /// that are not done, or such windows.
+    /// Looks after calls that nobody waits for, and windows that have ended under them, and asks the driver.
+    /// Whether there may be calls that are not done, or such windows.
     pub fn attend(&self, group: &Group) -> bool {
         let waits = self.attend_waits(group);
         let calls = self.watch.attend(self, group);

@@ -1,6 +1,6 @@
-//! Ranks on several hosts, equally many on each, numbered host by host: what a call that is composed of an exchange
-//! between the GPUs of each host and of messages between the hosts needs on this rank. How calls are composed is in
-//! `communicator/hosts`.
+//! Ranks on several hosts, equally many on each, numbered host by host: what a call that is composed of an
+//! exchange between the GPUs of each host and of messages between the hosts needs on this rank. How calls are
+//! composed is in `communicator/hosts`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::engine::staged::relay::{Crew, Seat};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 
-/// Bytes of device memory that calls across hosts work in, two chunks: a part of the rank's arena, since beside it they would take a
-/// slab of their own.
+/// Bytes of device memory that calls across hosts work in, two chunks: a part of the rank's arena, since
+/// beside it they would take a slab of their own.
 #[cfg(not(test))]
 pub(super) const WORKSPACE_BYTES: usize = 16 << 20;
 /// Tests cut short calls.
@@ -136,8 +136,8 @@ pub(super) struct Means {
 }
 
 impl Means {
-    /// Loads what folds, also what the parts between hosts run in: may wait for the device. `workspace`: the first byte of
-    /// [`WORKSPACE_BYTES`], which the exchange keeps until its last call has left them.
+    /// Loads what folds, also what the parts between hosts run in: may wait for the device. `workspace`: the
+    /// first byte of [`WORKSPACE_BYTES`], which the exchange keeps until its last call has left them.
     pub(super) fn new(
         devices: &Arc<Devices>,
         device: u32,

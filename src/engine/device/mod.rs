@@ -1,13 +1,15 @@
-//! The exchange between the GPUs of one host, seen from the host: who may take part, which memory they share, which
-//! call comes when, and what happens when it goes wrong. The kernels that do it are in [`crate::cuda::exchange`].
+//! The exchange between the GPUs of one host, seen from the host: who may take part, which memory they share,
+//! which call comes when, and what happens when it goes wrong. The kernels that do it are in
+//! [`crate::cuda::exchange`].
 //!
-//! A group's ranks agree once whether their GPUs exchange ([`Setup`]): each gives an arena of device memory, maps those
-//! of the others, and proves that it reaches them. After that a call is one kernel on the caller's stream, on every
-//! rank; the host is in its way no more ([`DeviceExchange`]). What the host does keep is the order of the calls, and notes of
-//! them on boards in shared memory ([`board`]), so that ranks whose calls differ find out before their kernels meet.
+//! A group's ranks agree once whether their GPUs exchange ([`Setup`]): each gives an arena of device memory,
+//! maps those of the others, and proves that it reaches them. After that a call is one kernel on the caller's
+//! stream, on every rank; the host is in its way no more ([`DeviceExchange`]). What the host does keep is the
+//! order of the calls, and notes of them on boards in shared memory ([`board`]), so that ranks whose calls
+//! differ find out before their kernels meet.
 //!
-//! A failure of the group sets a word that kernels look at while they wait: they end, the streams go on, and no later
-//! call is launched. Arenas are given back when all members have said that they need them no more.
+//! A failure of the group sets a word that kernels look at while they wait: they end, the streams go on, and
+//! no later call is launched. Arenas are given back when all members have said that they need them no more.
 
 pub mod board;
 mod compare;
@@ -190,6 +192,7 @@ pub fn load(
     fault: Arc<Fault>,
     table: Table,
 ) -> Result<Box<dyn Kernels>> {
-    // SAFETY: who sets an exchange up keeps the arenas mapped for longer than its kernels (`Setup`, `Retired`).
+    // SAFETY: who sets an exchange up keeps the arenas mapped for longer than its kernels (`Setup`,
+    // `Retired`).
     Ok(Box::new(unsafe { Exchange::new(devices, device, rank, arenas, fault, table) }?))
 }

@@ -1,4 +1,5 @@
-//! What the ranks tell each other while a device exchange is set up: fixed-size messages, parsed where they arrive.
+//! What the ranks tell each other while a device exchange is set up: fixed-size messages, parsed where they
+//! arrive.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! A call that a stream was given, looked at from outside until it is done: whether it is late, and who is missing.
+//! A call that a stream was given, looked at from outside until it is done: whether it is late, and who is
+//! missing.
 
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,8 @@ impl Overdue {
         self.turn.deadline
     }
 
-    /// Looks at a call that is not done. An error when it will not be done, as soon as its kernels have left or should
-    /// have: the group has failed then. Never waits.
+    /// Looks at a call that is not done. An error when it will not be done, as soon as its kernels have left
+    /// or should have: the group has failed then. Never waits.
     pub(super) fn look(&mut self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
         if let Some(error) = self.error(exchange, group) {
             let since = *self.failed_at.get_or_insert_with(Instant::now);
@@ -64,8 +65,8 @@ impl Overdue {
         None
     }
 
-    /// Looks at a call of which nobody knows whether it is done, since the driver does not answer. It is not done for sure if
-    /// there are ranks that have not called it, or their end of it.
+    /// Looks at a call of which nobody knows whether it is done, since the driver does not answer. It is not
+    /// done for sure if there are ranks that have not called it, or their end of it.
     pub(super) fn look_blindly(&mut self, exchange: &DeviceExchange, group: &Group) {
         let is_missed = match self.meets {
             Meets::Ends(peers) => exchange.is_alone_with_any(peers),
@@ -76,7 +77,8 @@ impl Overdue {
         }
     }
 
-    /// What the group has failed with, told with this call, and with what a kernel of this rank waited for that was ended.
+    /// What the group has failed with, told with this call, and with what a kernel of this rank waited for
+    /// that was ended.
     pub(super) fn error(&self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
         let mut error = group.failure()?;
         if let Some(waited_for) = exchange.waited_for() {
@@ -85,7 +87,8 @@ impl Overdue {
         Some(if self.told { error } else { error.context(group.describe(&self.turn)) })
     }
 
-    /// Whom it waits for: those who have not called it. Of messages all peers: one may have called its end, and wait for another before.
+    /// Whom it waits for: those who have not called it. Of messages all peers: one may have called its end,
+    /// and wait for another before.
     fn missing(&self, exchange: &DeviceExchange) -> Vec<u32> {
         match self.meets {
             Meets::Ends(peers) => exchange.ranks(peers),

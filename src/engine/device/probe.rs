@@ -1,5 +1,6 @@
-//! The proof that GPUs reach each other: each writes into every other's arena, raises a flag behind it, and reads from it.
-//! What the driver answers when it is asked for peer access is not enough: behind some bridges writes get lost.
+//! The proof that GPUs reach each other: each writes into every other's arena, raises a flag behind it, and
+//! reads from it. What the driver answers when it is asked for peer access is not enough: behind some bridges
+//! writes get lost.
 
 use std::sync::Arc;
 
@@ -57,8 +58,8 @@ impl Probe {
             );
             probe.put(OUTBOX + member * SLOT, &probe.pattern(rank, member));
         }
-        // SAFETY: the area and the pinned memory have this many bytes, and live until the stream is done with them:
-        // a probe that gets stuck is kept (`Setup`).
+        // SAFETY: the area and the pinned memory have this many bytes, and live until the stream is done with
+        // them: a probe that gets stuck is kept (`Setup`).
         unsafe { probe.stream.copy_to_device(area, probe.memory.address(), READ) }?;
         probe.stream.synchronize(deadline)?;
         Ok(probe)

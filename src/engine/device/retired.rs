@@ -1,4 +1,5 @@
-//! What is left of an exchange that nobody calls any more: memory that kernels, here or of other ranks, may still use.
+//! What is left of an exchange that nobody calls any more: memory that kernels, here or of other ranks, may
+//! still use.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,8 +107,9 @@ pub(super) struct Parts {
     pub(super) one_sided: OneSided,
     /// For calls that name no stream.
     pub(super) stream: Stream,
-    /// For what must not wait for callers' streams, where calls go between hosts, all ranks are of one process, or there have been
-    /// windows. Made beforehand: the driver may wait for those streams when it makes one.
+    /// For what must not wait for callers' streams, where calls go between hosts, all ranks are of one
+    /// process, or there have been windows. Made beforehand: the driver may wait for those streams when it
+    /// makes one.
     pub(super) urgent: OnceCell<Stream>,
     pub(super) kernels: Box<dyn Kernels>,
     /// Whether all ranks knew of the exchange before their first call.
@@ -136,7 +138,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Whether no kernel of this rank runs, or will run. Graphs that are not mixed with other calls are their owner's to wait for.
+    /// Whether no kernel of this rank runs, or will run. Graphs that are not mixed with other calls are their
+    /// owner's to wait for.
     pub(super) fn is_idle(&self) -> Result<bool> {
         Ok(self.last.query()?
             && self.replayed.query()?

@@ -1,10 +1,11 @@
 //! How the ranks of a group come to exchange through their GPUs, or agree that they cannot.
 //!
-//! Three rounds, in each of which every rank hears a message from every other. First they tell where their arenas lie;
-//! each maps those of the others on its host, and writes into them. Then they tell whether that went well; each looks whether what
-//! the others wrote has arrived, reads from them, and loads its kernels. Then they tell that. A rank that cannot go on
-//! says why and still takes part in the round, so that all come to the same answer at the same point. If that is no,
-//! there is one round more, when each has freed what it brought: see [`Stage::Refused`].
+//! Three rounds, in each of which every rank hears a message from every other. First they tell where their
+//! arenas lie; each maps those of the others on its host, and writes into them. Then they tell whether that
+//! went well; each looks whether what the others wrote has arrived, reads from them, and loads its kernels.
+//! Then they tell that. A rank that cannot go on says why and still takes part in the round, so that all come
+//! to the same answer at the same point. If that is no, there is one round more, when each has freed what it
+//! brought: see [`Stage::Refused`].
 //!
 //! The rounds themselves are the caller's, who may be setting up many groups at once: see [`Step`].
 
@@ -68,8 +69,8 @@ pub struct Setup {
     stage: Stage,
 }
 
-/// How far it is. What this rank has offered stays until all have heard that it is not used: also when this rank itself
-/// has said that it cannot go on.
+/// How far it is. What this rank has offered stays until all have heard that it is not used: also when this
+/// rank itself has said that it cannot go on.
 enum Stage {
     /// The offers are on their way; none: this rank makes none.
     Offered(Option<Own>),
@@ -77,8 +78,9 @@ enum Stage {
     Mapped(Own, Option<Mapped>),
     /// They were read; what the exchange consists of, if it could be made.
     Proved(Own, Mapped, Option<Box<Made>>),
-    /// They will not exchange, for this reason, and this rank has freed what it brought. It makes no call before all have:
-    /// a free may wait for this process's streams, and one of them for such a call, in which the rank that frees is needed.
+    /// They will not exchange, for this reason, and this rank has freed what it brought. It makes no call
+    /// before all have: a free may wait for this process's streams, and one of them for such a call, in which
+    /// the rank that frees is needed.
     Refused(String),
     Over,
 }
@@ -130,8 +132,9 @@ struct Made {
 }
 
 impl Setup {
-    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `max_blocks`: what
-    /// this rank's caller allows its kernels, 0 for as many as suit them. Allocates: may wait for the GPU.
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the
+    /// device; `max_blocks`: what this rank's caller allows its kernels, 0 for as many as suit them.
+    /// Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
@@ -251,13 +254,15 @@ impl Setup {
         Ok(Step::Gather(message.encode()))
     }
 
-    /// All have written into the others' arenas: looks whether what they wrote has arrived here, and makes what calls need.
+    /// All have written into the others' arenas: looks whether what they wrote has arrived here, and makes
+    /// what calls need.
     fn mapped(&mut self, mut own: Own, mapped: Mapped, messages: &[Message]) -> Result<Step> {
         let read = own.probe()?.read(&mapped.areas, self.deadline);
         let whole_lines = messages.iter().all(|message| *message == Message::Ready { whole_lines: true });
         let (made, message) = match read.and_then(|()| self.make(&own, &mapped, whole_lines)) {
             Ok(made) => {
-                // Now: freeing may wait for the GPUs of this process, and when all are ready their kernels for this rank's.
+                // Now: freeing may wait for the GPUs of this process, and when all are ready their kernels
+                // for this rank's.
                 own.probe = None;
                 (Some(Box::new(made)), Message::Ready { whole_lines })
             }
@@ -342,7 +347,8 @@ impl Setup {
         })
     }
 
-    /// Refuses tables that somebody has chosen differently: kernels that go by different tables would wait for each other.
+    /// Refuses tables that somebody has chosen differently: kernels that go by different tables would wait
+    /// for each other.
     fn compare_tables(&self, offers: &[&Offer]) -> Result<()> {
         if !offers.iter().any(|offer| offer.chosen) {
             return Ok(());
@@ -370,7 +376,8 @@ impl Setup {
         })
     }
 
-    /// Ranks that set this up in calls of different numbers have made different calls before. The same on all ranks.
+    /// Ranks that set this up in calls of different numbers have made different calls before. The same on all
+    /// ranks.
     fn differing(&self, offers: &[&Offer]) -> Option<Error> {
         let calls = || offers.iter().enumerate().filter_map(|(rank, offer)| Some((rank, offer.call?)));
         let (early, (number, call)) = calls().min_by_key(|(_, (number, _))| *number)?;

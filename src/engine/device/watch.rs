@@ -20,8 +20,8 @@ pub(super) struct Watch(Mutex<Observed>);
 struct Observed {
     /// The last one,
     last: Option<Overdue>,
-    /// and one that another event stands for until it is done: a program that makes calls all the time learns of one that hangs. No
-    /// other that is not done has an earlier deadline, but the last.
+    /// and one that another event stands for until it is done: a program that makes calls all the time learns
+    /// of one that hangs. No other that is not done has an earlier deadline, but the last.
     mark: Option<Overdue>,
     /// How many calls have been the marked one.
     marks: u64,
@@ -30,7 +30,8 @@ struct Observed {
 }
 
 impl Watch {
-    /// From here on the call of `turn` is observed, the last of what `stream` was given. For one thread at a time.
+    /// From here on the call of `turn` is observed, the last of what `stream` was given. For one thread at a
+    /// time.
     pub(super) fn observe(&self, parts: &Parts, stream: &Stream, turn: Turn, meets: Meets) -> Result<()> {
         let marks = {
             let mut observed = lock(&self.0);
@@ -55,7 +56,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.
+    /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not
+    /// done.
     pub(super) fn attend(&self, exchange: &DeviceExchange, group: &Group) -> bool {
         let (calls, any, marked) = {
             let observed = lock(&self.0);
@@ -71,7 +73,8 @@ impl Watch {
         let parts = exchange.parts();
         let (done, passed) = (parts.last.query(), marked.map(|_| parts.mark.query()));
         let mut observed = lock(&self.0);
-        // Whatever else has been called, the event stands for the call that it was recorded for, unless it is or was recorded anew.
+        // Whatever else has been called, the event stands for the call that it was recorded for, unless it is
+        // or was recorded anew.
         let passed = passed.filter(|_| observed.calls.is_multiple_of(2) && marked == Some(observed.marks));
         let over = |mark: &mut Overdue| match passed {
             Some(Ok(true)) => true,

@@ -1,10 +1,12 @@
-//! Windows: memory of every rank of a group that all of them have mapped, so that their kernels reach it where it is.
+//! Windows: memory of every rank of a group that all of them have mapped, so that their kernels reach it
+//! where it is.
 //!
-//! Registering one is collective, in two rounds of fixed-size messages. First each rank tells where its memory lies, and each
-//! maps that of the others. Then each tells where it has mapped them: so every rank knows its own memory as each other one
-//! reaches it, and can tell their kernels. A rank that cannot go on says why and still takes part, so all come to the same
-//! answer: the window serves, or it does not. One whose caller gave it what is no window's memory says that in the first round,
-//! which is the last one then: an error on every rank.
+//! Registering one is collective, in two rounds of fixed-size messages. First each rank tells where its
+//! memory lies, and each maps that of the others. Then each tells where it has mapped them: so every rank
+//! knows its own memory as each other one reaches it, and can tell their kernels. A rank that cannot go on
+//! says why and still takes part, so all come to the same answer: the window serves, or it does not. One
+//! whose caller gave it what is no window's memory says that in the first round, which is the last one then:
+//! an error on every rank.
 
 use std::sync::Arc;
 
@@ -16,7 +18,8 @@ use crate::cuda::exchange::MAX_RANKS;
 use crate::cuda::slab::{self, Kept, Opened, Place};
 use crate::error::{Error, Result, fail};
 
-/// Set in the number of the allocation that a window lies in, where slabs have theirs: allocations are no slabs.
+/// Set in the number of the allocation that a window lies in, where slabs have theirs: allocations are no
+/// slabs.
 const NO_SLAB: u64 = 1 << 63;
 
 /// The windows of an exchange.
@@ -59,8 +62,8 @@ impl Windows {
         Some(window.seen.map(|seen| seen.wrapping_add(address - window.address)))
     }
 
-    /// Where this rank reaches `bytes` bytes of another's part of a window, from `offset` bytes after its beginning, and the device that
-    /// this is of here.
+    /// Where this rank reaches `bytes` bytes of another's part of a window, from `offset` bytes after its
+    /// beginning, and the device that this is of here.
     pub(super) fn reach(&self, number: u64, member: usize, offset: u64, bytes: u64) -> Result<(u64, u32)> {
         let Some(window) = self.live.iter().find(|window| window.number == number) else {
             fail!(InvalidUsage, "the window has ended")
@@ -80,7 +83,8 @@ impl Windows {
         self.live.iter().any(|window| window.holds(address, bytes))
     }
 
-    /// Whether there has been one: the same on all ranks, which register together, between the same two calls.
+    /// Whether there has been one: the same on all ranks, which register together, between the same two
+    /// calls.
     pub(super) fn have_been(&self) -> bool {
         self.numbers > 0
     }
@@ -126,8 +130,8 @@ impl Window {
     }
 }
 
-/// A registration under way on one rank: [`Registration::message`] is gathered twice, with [`Registration::map`] in between and
-/// [`Registration::finish`] at the end.
+/// A registration under way on one rank: [`Registration::message`] is gathered twice, with
+/// [`Registration::map`] in between and [`Registration::finish`] at the end.
 #[derive(Debug)]
 pub struct Registration {
     exchange: Arc<DeviceExchange>,
@@ -189,8 +193,8 @@ enum Message {
 }
 
 impl Registration {
-    /// Begins on one rank, whose `memory` is so many bytes from an address on, or was refused before. What is not memory of the
-    /// exchange's GPU is refused here. Either way the rank takes part, and all hear of it.
+    /// Begins on one rank, whose `memory` is so many bytes from an address on, or was refused before. What is
+    /// not memory of the exchange's GPU is refused here. Either way the rank takes part, and all hear of it.
     pub fn begin(exchange: &Arc<DeviceExchange>, rank: u32, memory: Result<(u64, u64)>) -> Registration {
         let own = memory.and_then(|(address, bytes)| Own::find(exchange, address, bytes));
         let said = match &own {
@@ -207,8 +211,8 @@ impl Registration {
         self.said.encode()
     }
 
-    /// Maps what the others have offered. May wait for the GPU. If a rank's memory is refused, that is an error on all, and
-    /// nothing is gathered again.
+    /// Maps what the others have offered. May wait for the GPU. If a rank's memory is refused, that is an
+    /// error on all, and nothing is gathered again.
     pub fn map(&mut self, gathered: &[u8]) -> Result<()> {
         let messages = parse(gathered)?;
         for (rank, message) in messages.iter().enumerate() {
@@ -263,7 +267,8 @@ impl Registration {
             match message {
                 Message::Refusal(why) => return Ok(Err(format!("rank {rank}: {why}"))),
                 Message::Mapped(mapped) => seen[rank] = mapped[self.rank],
-                // A rank that has heard a refusal says again what it has said; so does the one that has refused.
+                // A rank that has heard a refusal says again what it has said; so does the one that has
+                // refused.
                 Message::Offer { .. } | Message::Wrong(_) => unmapped = Some(rank),
             }
         }

@@ -3,8 +3,8 @@
 use super::board::PART;
 use crate::engine::joint::{FEWEST_PARTS, Team};
 
-/// Bytes that a thread moves in one look: a millisecond or two, which is what deadlines, aborts and the other calls of the
-/// thread wait at most. A look at everything else takes some microseconds.
+/// Bytes that a thread moves in one look: a millisecond or two, which is what deadlines, aborts and the other
+/// calls of the thread wait at most. A look at everything else takes some microseconds.
 const LOOK_BYTES: usize = if cfg!(test) { GRAIN } else { 8 * 1024 * 1024 };
 
 /// What is moved counts in multiples of this. So an element is never cut.
@@ -31,7 +31,8 @@ impl Allowance {
         self.left == 0
     }
 
-    /// How many of `len` bytes are to be moved now, by `team` if they are many: all, or a multiple of [`GRAIN`].
+    /// How many of `len` bytes are to be moved now, by `team` if they are many: all, or a multiple of
+    /// [`GRAIN`].
     pub(super) fn grant(&mut self, len: usize, team: &dyn Team) -> usize {
         if self.is_over() {
             return 0;

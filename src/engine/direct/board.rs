@@ -29,7 +29,8 @@ pub const BOARD_BYTES: usize = SLOTS_AT + 2 * SLOT_BYTES;
 /// The most members that exchange directly.
 pub const MAX_MEMBERS: usize = 64;
 
-/// Bytes of a part of a long copy that several threads share. Shorter ones are over before the others are awake.
+/// Bytes of a part of a long copy that several threads share. Shorter ones are over before the others are
+/// awake.
 pub(super) const PART: usize = 1024 * 1024;
 
 /// Bytes that one thread reads between two looks whether their owner has given up.
@@ -60,7 +61,8 @@ pub(super) enum Part {
     Shard = 1,
 }
 
-/// The word for a part of what `member` gives to a call. That of an earlier call stays in a post, and says nothing.
+/// The word for a part of what `member` gives to a call. That of an earlier call stays in a post, and says
+/// nothing.
 fn hidden(call: u64, part: Part, member: usize) -> u64 {
     const { assert!(MAX_MEMBERS <= 64) };
     call << 7 | (part as u64) << 6 | member as u64
@@ -84,8 +86,8 @@ struct Board {
     relay: Relay,
 }
 
-/// Says in a new board of which group it is. The others say goodbye by that: a board that was given back, since they could not agree, is
-/// something else by then, and stays that.
+/// Says in a new board of which group it is. The others say goodbye by that: a board that was given back,
+/// since they could not agree, is something else by then, and stays that.
 pub fn label(board: &Region, group: u64) {
     // SAFETY: a board is BOARD_BYTES of mapped shared memory, aligned to a page; `Board` consists of atomics.
     let board = unsafe { &*board.address().as_ptr().cast::<Board>() };
@@ -169,15 +171,15 @@ pub struct Direct {
     pub(super) entered: AtomicU64,
 }
 
-// SAFETY: the boards live in segments that `own` and `peers` keep mapped; they are accessed as atomics and, under the
-// protocol of posts, as bytes that nobody writes meanwhile.
+// SAFETY: the boards live in segments that `own` and `peers` keep mapped; they are accessed as atomics and,
+// under the protocol of posts, as bytes that nobody writes meanwhile.
 unsafe impl Send for Direct {}
 // SAFETY: as above.
 unsafe impl Sync for Direct {}
 
 impl Direct {
-    /// `offsets` are where the members' boards lie in their segments, `own`, which is [labelled](label), and the segments of `peers`, which
-    /// know that of this rank.
+    /// `offsets` are where the members' boards lie in their segments, `own`, which is [labelled](label), and
+    /// the segments of `peers`, which know that of this rank.
     pub fn new(
         group: u64,
         rank: usize,
@@ -308,8 +310,8 @@ impl Direct {
     }
 
     fn board(&self, member: usize) -> &Board {
-        // SAFETY: a board is BOARD_BYTES of mapped, zero-initialised shared memory, aligned to a page, that lives as long as
-        // `self`; `Board` consists of atomics.
+        // SAFETY: a board is BOARD_BYTES of mapped, zero-initialised shared memory, aligned to a page, that
+        // lives as long as `self`; `Board` consists of atomics.
         unsafe { &*self.boards[member].cast::<Board>() }
     }
 
@@ -336,8 +338,8 @@ impl Direct {
         self.board(member).mark.0.load(Ordering::Acquire) >= call * 4 + phase
     }
 
-    /// Says how much of this rank's shard is final; 0 before it posts. Wakes nobody: it helps who is awake, and the mark
-    /// comes when all is done.
+    /// Says how much of this rank's shard is final; 0 before it posts. Wakes nobody: it helps who is awake,
+    /// and the mark comes when all is done.
     pub(super) fn note_folded(&self, elements: u64) {
         self.board(self.rank).folded.0.store(elements, Ordering::Release);
     }
@@ -398,8 +400,8 @@ impl Direct {
         }
     }
 
-    /// Does something that reads the private memory of `members` ([`Direct::pull`]). What it has read counts if they have
-    /// not withdrawn meanwhile.
+    /// Does something that reads the private memory of `members` ([`Direct::pull`]). What it has read counts
+    /// if they have not withdrawn meanwhile.
     pub(super) fn while_reading(
         &self,
         mut members: impl Iterator<Item = usize>,
@@ -420,8 +422,8 @@ impl Direct {
     /// Reads from the private memory of `member`, by several threads if it is much.
     ///
     /// # Safety
-    /// Within [`Direct::while_reading`]. The member has posted the address for a call that it has not left, and does not
-    /// write there unless it withdraws.
+    /// Within [`Direct::while_reading`]. The member has posted the address for a call that it has not left,
+    /// and does not write there unless it withdraws.
     pub(super) unsafe fn pull(
         &self,
         member: usize,
@@ -494,8 +496,8 @@ impl Drop for Direct {
     }
 }
 
-/// Boards of groups that are gone, and what was lent with them, each kept until every member has said goodbye to it:
-/// a member that is slow may still read from it.
+/// Boards of groups that are gone, and what was lent with them, each kept until every member has said goodbye
+/// to it: a member that is slow may still read from it.
 #[derive(Default)]
 pub struct Retired(Mutex<Vec<Remains>>);
 
@@ -522,7 +524,8 @@ impl Retired {
     }
 }
 
-/// Where the board at `offset` of a member's segment is mapped here, if it is inside, and aligned as `Board` is.
+/// Where the board at `offset` of a member's segment is mapped here, if it is inside, and aligned as `Board`
+/// is.
 fn board_at(memory: &PeerMemory, offset: u64) -> Option<NonNull<u8>> {
     let board = memory.segment.address(usize::try_from(offset).ok()?, BOARD_BYTES)?;
     board.addr().get().is_multiple_of(align_of::<Board>()).then_some(board)

@@ -1,8 +1,9 @@
 //! Memory that only its owner can read: long calls go on from a copy.
 //!
-//! Such is what a driver maps (pinned memory, registers) and what memfd_secret gives: the kernel refuses it to process_vm_readv.
-//! Who comes upon it says so in its post. The owner, which stays until everybody has read, copies that part into memory of
-//! its own and posts where the copy is. So nobody looks at memory before a call, and nothing is remembered of it.
+//! Such is what a driver maps (pinned memory, registers) and what memfd_secret gives: the kernel refuses it
+//! to process_vm_readv. Who comes upon it says so in its post. The owner, which stays until everybody has
+//! read, copies that part into memory of its own and posts where the copy is. So nobody looks at memory
+//! before a call, and nothing is remembered of it.
 
 use std::sync::atomic::Ordering;
 
@@ -33,7 +34,8 @@ impl DirectRun {
         self.direct.post(member, self.call).place(part).load(Ordering::Acquire)
     }
 
-    /// Asks a member for a copy of what the kernel refuses, with this `error`. Once: it is not the member that cannot read a copy.
+    /// Asks a member for a copy of what the kernel refuses, with this `error`. Once: it is not the member
+    /// that cannot read a copy.
     pub(super) fn ask(&mut self, part: Part, member: usize, error: Error) -> Result<()> {
         let copies = self.copies.get_or_insert_default();
         let (known, bit) = (&mut copies.known[part as usize], 1 << member);
@@ -55,8 +57,8 @@ impl DirectRun {
 
     /// Copies what others have asked for, as far as `allowance` goes. Whether all of it is there.
     ///
-    /// It is not too late: what this rank has overwritten of its input meanwhile nobody reads any more, and who asks for a shard
-    /// has seen the mark behind it.
+    /// It is not too late: what this rank has overwritten of its input meanwhile nobody reads any more, and
+    /// who asks for a shard has seen the mark behind it.
     pub(super) fn give_copies(&mut self, group: &Group, allowance: &mut Allowance) -> Result<bool> {
         let rank = self.direct.rank;
         for part in [Part::Input, Part::Shard] {
@@ -87,12 +89,13 @@ impl DirectRun {
                     let text = format!("{count} bytes at {from:?} of this rank's memory could not be read");
                     return Err(Error::system(text, std::io::Error::from_raw_os_error(libc::EFAULT)));
                 }
-                // SAFETY: the caller's buffers are valid for the lengths of the call, and nobody writes them but this run; the
-                // copy has `len` bytes.
+                // SAFETY: the caller's buffers are valid for the lengths of the call, and nobody writes them
+                // but this run; the copy has `len` bytes.
                 unsafe { joint::copy(team, from, copy.address().wrapping_add(*done), count, PART) };
                 *done += count;
                 if *done == len {
-                    // A shard is looked for behind those before it. Who has not heard of the copy and finds it here may have it.
+                    // A shard is looked for behind those before it. Who has not heard of the copy and finds
+                    // it here may have it.
                     place.store((copy.address() as u64).wrapping_sub(start as u64), Ordering::Release);
                     self.direct.give(self.call, part);
                 }

@@ -32,8 +32,8 @@ const SHARED_BLOCK_BYTES: (usize, usize) = (256 * 1024, 1024 * 1024);
 /// Bytes of a rank's part of a reduction that several threads share, at least.
 const SHARED_BYTES: usize = 4 * 1024 * 1024;
 
-/// Results of at least this many bytes do not stay in the caches until all is reduced: the others' shards are read as
-/// they grow. Shorter ones are quicker one after the other.
+/// Results of at least this many bytes do not stay in the caches until all is reduced: the others' shards are
+/// read as they grow. Shorter ones are quicker one after the other.
 const GATHERED_EARLY_BYTES: usize = 8 * 1024 * 1024;
 
 /// The most bytes of a slot that are fetched ahead of its post. Of more, the processor itself fetches ahead.
@@ -72,8 +72,8 @@ pub struct DirectRun {
     pub(super) workspace: Option<Workspace>,
     /// How many share a long reduction.
     pub(super) threads: usize,
-    /// Long calls: bytes of the block that is read, the shard that is combined or the copy that is made that are done: the
-    /// next look goes on from there.
+    /// Long calls: bytes of the block that is read, the shard that is combined or the copy that is made that
+    /// are done: the next look goes on from there.
     pub(super) done: usize,
     /// Long calls: elements of each member's shard that have been read.
     pub(super) gathered: Box<[u64]>,
@@ -172,8 +172,8 @@ impl DirectRun {
         self.stage = stage;
         (self.next, self.done, self.at_work) = (0, 0, false);
         self.watch = Watch::default();
-        // Who has given a copy may be in its next call once this rank has set its mark: what it says of copies then is of that
-        // call.
+        // Who has given a copy may be in its next call once this rank has set its mark: what it says of
+        // copies then is of that call.
         if let Some(copies) = &mut self.copies {
             copies.asked = None;
         }
@@ -190,7 +190,8 @@ impl DirectRun {
 
     // ---- the stages
 
-    /// Puts down what others will read, as far as `allowance` goes, and posts when all of it is there. Whether it has.
+    /// Puts down what others will read, as far as `allowance` goes, and posts when all of it is there.
+    /// Whether it has.
     fn enter(&mut self, group: &Group, allowance: &mut Allowance) -> Result<bool> {
         let rank = self.direct.rank as u32;
         let contribution = self.bytes(self.job.collective.input_len(rank));
@@ -256,8 +257,9 @@ impl DirectRun {
         Ok(true)
     }
 
-    /// Begins to fetch what the awaited member puts into its slot, which it does just before it posts: else that would be a second
-    /// wait for the other processor. Before it does, the lines are in this one's cache, as they were two calls ago.
+    /// Begins to fetch what the awaited member puts into its slot, which it does just before it posts: else
+    /// that would be a second wait for the other processor. Before it does, the lines are in this one's
+    /// cache, as they were two calls ago.
     fn prefetch(&self) {
         if self.path == Path::Short && self.next < self.direct.size() && self.next != self.direct.rank {
             let bytes = self.bytes(self.job.collective.input_len(self.next as u32));
@@ -355,7 +357,8 @@ impl DirectRun {
         self.next = member;
     }
 
-    /// Which mark of the others this rank waits for before it leaves, and which it sets itself when its work is done.
+    /// Which mark of the others this rank waits for before it leaves, and which it sets itself when its work
+    /// is done.
     fn last_phase(&self) -> u64 {
         if self.shares_work() { 2 } else { 1 }
     }

@@ -1,4 +1,5 @@
-//! What every call between ranks of one host looks at: whether the others have called the same, and are still there.
+//! What every call between ranks of one host looks at: whether the others have called the same, and are still
+//! there.
 
 use std::sync::atomic::Ordering;
 
@@ -41,8 +42,8 @@ impl Watch {
 }
 
 impl Direct {
-    /// Compares what a member that has entered `call` has posted with this rank's own call, to which it contributes
-    /// `own` bytes.
+    /// Compares what a member that has entered `call` has posted with this rank's own call, to which it
+    /// contributes `own` bytes.
     pub fn compare(
         &self,
         group: &Group,

@@ -81,8 +81,8 @@ impl DirectRun {
     /// Copies `len` bytes from this rank's input or a slot to this rank's output, unless they are there.
     pub(super) fn copy(&self, from: *const u8, to: *mut u8, len: usize) {
         if len > 0 && !std::ptr::eq(from, to) {
-            // SAFETY: lengths come from the call's own counts, for which the caller's buffers are valid, and which
-            // fit the slots (`Direct::path`). Input and output are the same (excluded) or apart.
+            // SAFETY: lengths come from the call's own counts, for which the caller's buffers are valid, and
+            // which fit the slots (`Direct::path`). Input and output are the same (excluded) or apart.
             unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
         }
     }
@@ -110,14 +110,16 @@ impl DirectRun {
             };
             operand.address = base.wrapping_add(offset);
         }
-        // SAFETY: contributions hold `start + count` elements and fit the slots; nobody writes the slots before all have
-        // entered the next call; the output is this rank's, its own input or apart from all operands.
+        // SAFETY: contributions hold `start + count` elements and fit the slots; nobody writes the slots
+        // before all have entered the next call; the output is this rank's, its own input or apart from all
+        // operands.
         unsafe {
             reducer.fold(&operands[..size], self.job.output, Representation::Element, count as usize);
         }
     }
 
-    /// Long calls: reads on in what the others have posted, as far as `allowance` goes. Whether all of it has been read.
+    /// Long calls: reads on in what the others have posted, as far as `allowance` goes. Whether all of it has
+    /// been read.
     pub(super) fn work_long(&mut self, allowance: &mut Allowance, team: &dyn Team) -> Result<bool, Stop> {
         let (rank, output) = (self.direct.rank, self.job.output);
         let (start, len, to) = match &self.job.collective {
@@ -228,16 +230,16 @@ impl DirectRun {
         let from = self.posted(Part::Input, member).wrapping_add(given.start + self.done as u64);
         let to = given.to.wrapping_add(self.done);
         self.direct.while_reading([member].into_iter(), || {
-            // SAFETY: the member has entered this call and leaves it only after this rank's mark; it does not write its input
-            // in between. `to` is inside this rank's output, of which nobody else has a part.
+            // SAFETY: the member has entered this call and leaves it only after this rank's mark; it does not
+            // write its input in between. `to` is inside this rank's output, of which nobody else has a part.
             unsafe { self.direct.pull(member, from, slice(to, count), team) }
         })?;
         self.done += count;
         Ok(self.done == given.len)
     }
 
-    /// Goes on with a copy of `len` bytes within this rank, by several threads if it is long, from where the look before has
-    /// stopped. Whether all of it has been made. What is there already is not copied.
+    /// Goes on with a copy of `len` bytes within this rank, by several threads if it is long, from where the
+    /// look before has stopped. Whether all of it has been made. What is there already is not copied.
     pub(super) fn copy_on(
         &mut self,
         from: *const u8,
@@ -252,16 +254,16 @@ impl DirectRun {
         let count = allowance.grant(len - self.done, team);
         if count > 0 {
             let (from, to) = (from.wrapping_add(self.done), to.wrapping_add(self.done));
-            // SAFETY: the caller's buffers are valid for the lengths of the call, a workspace for those that it was taken for;
-            // they are apart.
+            // SAFETY: the caller's buffers are valid for the lengths of the call, a workspace for those that
+            // it was taken for; they are apart.
             unsafe { joint::copy(team, from, to, count, PART) };
         }
         self.done += count;
         self.done == len
     }
 
-    /// Combines `len` elements from element `start` of everybody's input into `to`: a block for each thread, and again, as far
-    /// as `allowance` goes. Whether all are combined.
+    /// Combines `len` elements from element `start` of everybody's input into `to`: a block for each thread,
+    /// and again, as far as `allowance` goes. Whether all are combined.
     fn fold_private(
         &mut self,
         start: u64,
@@ -286,9 +288,9 @@ impl DirectRun {
             let left = len - done;
             let parts = left.div_ceil(per_block).min(threads);
             let folded = AtomicBool::new(false);
-            // SAFETY: the blocks of a thread hold so many bytes for each other member, and no two parts have the same; `to` holds
-            // `len` elements and is apart from the operands, or is this rank's own input at the same place. What is read: as in
-            // `take`.
+            // SAFETY: the blocks of a thread hold so many bytes for each other member, and no two parts have
+            // the same; `to` holds `len` elements and is apart from the operands, or is this rank's own input
+            // at the same place. What is read: as in `take`.
             let combine = |part: u64| unsafe {
                 let (input, to, blocks) = memory.get();
                 let (before, count) = (done + part * per_block, per_block.min(left - part * per_block));
@@ -317,7 +319,8 @@ impl DirectRun {
                     _ => share(team, (0..parts).collect(), combine),
                 })
                 .map_err(|stop| match stop {
-                    // What is combined in place cannot be again. (Of memory that is hidden as a whole, nothing has been.)
+                    // What is combined in place cannot be again. (Of memory that is hidden as a whole,
+                    // nothing has been.)
                     Stop::Hidden(_, error) if folded.load(Ordering::Relaxed) => Stop::Failed(error),
                     other => other,
                 })?;
@@ -358,9 +361,9 @@ impl DirectRun {
         Ok(true)
     }
 
-    /// Reads the shard of `member` as far as its first `until` elements, which are final, and which nobody changes before
-    /// this rank's mark. Nobody reads the same place of this rank's input any more, should that be its output. Whether it has
-    /// come so far.
+    /// Reads the shard of `member` as far as its first `until` elements, which are final, and which nobody
+    /// changes before this rank's mark. Nobody reads the same place of this rank's input any more, should
+    /// that be its output. Whether it has come so far.
     fn gather_from(
         &mut self,
         member: usize,
@@ -385,8 +388,8 @@ impl DirectRun {
             return Ok(false);
         }
         self.direct.while_reading([member].into_iter(), || {
-            // SAFETY: these elements are final, and the member leaves after this rank's mark. `to` is inside this rank's
-            // output, where the member's shard belongs: only the member reads there, and it has.
+            // SAFETY: these elements are final, and the member leaves after this rank's mark. `to` is inside
+            // this rank's output, where the member's shard belongs: only the member reads there, and it has.
             unsafe { self.direct.pull(member, from, slice(to, bytes), team) }
         })?;
         let here = before + (bytes / self.job.dtype.size()) as u64;

@@ -1,10 +1,11 @@
 //! The thread that asks the driver, for calls that nobody waits for.
 //!
-//! A driver call may not return until a device is done, since another thread of the program frees memory, say, and the
-//! device may wait for this process. So the service thread makes none, or nothing would hear that a peer has died, answer
-//! those who ask, or see a deadline pass; nor does a thread that waits for something else. This thread moves operations
-//! on devices unless a thread that waits for one does, and looks at calls that streams do. It may be held up; the service
-//! thread sees that from outside ([`Endpoint::oversee_devices`]), and ends what the devices wait for.
+//! A driver call may not return until a device is done, since another thread of the program frees memory,
+//! say, and the device may wait for this process. So the service thread makes none, or nothing would hear
+//! that a peer has died, answer those who ask, or see a deadline pass; nor does a thread that waits for
+//! something else. This thread moves operations on devices unless a thread that waits for one does, and looks
+//! at calls that streams do. It may be held up; the service thread sees that from outside
+//! ([`Endpoint::oversee_devices`]), and ends what the devices wait for.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};

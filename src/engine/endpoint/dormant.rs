@@ -1,8 +1,9 @@
 //! Operations that are not looked at until something comes for them.
 //!
-//! Each look at everything looks at each operation. Of a few that takes less than to know which of them it may be of use to. Of
-//! more than [`CROWD`], those that have been looked at in vain lie dormant here, whatever their number, until one of these comes:
-//! something in their mailbox, their turn, the failure of their group, or the moment at which they are to be looked at whatever comes.
+//! Each look at everything looks at each operation. Of a few that takes less than to know which of them it
+//! may be of use to. Of more than [`CROWD`], those that have been looked at in vain lie dormant here,
+//! whatever their number, until one of these comes: something in their mailbox, their turn, the failure of
+//! their group, or the moment at which they are to be looked at whatever comes.
 
 #![forbid(unsafe_code)]
 

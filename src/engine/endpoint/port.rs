@@ -113,8 +113,8 @@ impl Endpoint {
         let (live, mut failures) = (roster.live(), roster.ended(peer));
         drop(roster);
         for group in live {
-            // Not `failure`: whoever latches one tells those whose links are open by then, so either that tells this peer or this
-            // does.
+            // Not `failure`: whoever latches one tells those whose links are open by then, so either that
+            // tells this peer or this does.
             if let (Some(_), Some(error)) = (group.rank_of(peer), group.latched()) {
                 failures.push((group.id(), error));
             }
@@ -124,9 +124,9 @@ impl Endpoint {
         }
     }
 
-    /// Calls `then` with why there is no link to a peer. Where a launcher may know how it ended, it is asked first, on a
-    /// thread of its own: that takes a while, and this may be the service thread, or one that waits for something else. It does not
-    /// hold the endpoint meanwhile, which may go.
+    /// Calls `then` with why there is no link to a peer. Where a launcher may know how it ended, it is asked
+    /// first, on a thread of its own: that takes a while, and this may be the service thread, or one that
+    /// waits for something else. It does not hold the endpoint meanwhile, which may go.
     fn with_exit_cause(&self, peer: u32, why: Error, then: fn(&Endpoint, u32, Error)) {
         let asked = self.store.get().is_some_and(|store| {
             let (store, this, why) = (store.clone(), Visitor::of(&self.this), why.clone());
@@ -149,8 +149,8 @@ impl Endpoint {
         self.registration().hang_up(peer, &Error::new(Status::PeerFailed, text));
     }
 
-    /// There is no link to a peer, and there was none: it may have left in peace before. That concerns those who need
-    /// something of it, and no group for having it as a member.
+    /// There is no link to a peer, and there was none: it may have left in peace before. That concerns those
+    /// who need something of it, and no group for having it as a member.
     fn unreachable(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
         self.departures.fetch_add(1, Ordering::Release);
@@ -201,7 +201,8 @@ impl Endpoint {
 
     /// What this rank is doing in another group, which may keep it from what it is to call in `group`.
     fn report_elsewhere(&self, group: u64) -> Option<String> {
-        // Ranks that make groups in different orders, or by different calls, wait for each other in different groups.
+        // Ranks that make groups in different orders, or by different calls, wait for each other in different
+        // groups.
         let making = self.recorder().setting_up();
         if let Some((other, call)) = making.and_then(|call| Some((self.group(call.group)?, call))) {
             return Some(format!("in '{}' its last call is {call}", other.name()));

@@ -1,5 +1,5 @@
-//! Which groups this rank is in, and how groups and peers have failed: what a group that is made or a link that opens later
-//! has to know.
+//! Which groups this rank is in, and how groups and peers have failed: what a group that is made or a link
+//! that opens later has to know.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -66,8 +66,8 @@ impl Roster {
         of_peer.map(|(id, _, error)| (*id, error.clone())).collect()
     }
 
-    /// The group with this id, which has failed. If it is not here, it hears of that when it is made: whoever makes it just now comes
-    /// before this or after it.
+    /// The group with this id, which has failed. If it is not here, it hears of that when it is made: whoever
+    /// makes it just now comes before this or after it.
     pub(super) fn find_failed(&mut self, id: u64, error: &Error) -> Option<Arc<Group>> {
         let group = self.find(id);
         if group.is_none() && self.early.iter().all(|(other, _)| *other != id) {

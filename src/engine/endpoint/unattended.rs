@@ -19,13 +19,15 @@ use crate::transport::service::Attendance;
 
 /// How long a thread of the library leaves an operation to whoever began it,
 const YOUNG: Duration = Duration::from_micros(100);
-/// and, at most, a program that waits for all that it begins. What nobody waits for after all is late by that much, once.
+/// and, at most, a program that waits for all that it begins. What nobody waits for after all is late by that
+/// much, once.
 const LEAVE: Duration = Duration::from_millis(1);
 
 /// How long the attendant watches another thread that moves what streams wait for, before it naps in between.
 const STAND_BY: Duration = Duration::from_micros(250);
 
-/// How soon the service thread looks again while it moves what the attendant cannot, and where another thread is at it.
+/// How soon the service thread looks again while it moves what the attendant cannot, and where another thread
+/// is at it.
 const STAND_IN: Duration = Duration::from_micros(200);
 
 /// After so many looks at nothing it takes a call to look again.
@@ -110,7 +112,8 @@ impl List {
         }
     }
 
-    /// Has those lie dormant that wait for the turn of others, but for the next after such as have theirs. Their turn wakes them.
+    /// Has those lie dormant that wait for the turn of others, but for the next after such as have theirs.
+    /// Their turn wakes them.
     fn lay_down_waiting(&mut self, now: Instant) {
         let mut follows = false;
         // Each once, and those that stay keep their order.
@@ -181,7 +184,8 @@ impl Unattended {
         self.any_on_devices() && lock(&self.list).awake.iter().any(|running| running.streams_wait())
     }
 
-    /// Whether any on a device is for the attendant: streams wait for it, or nobody does that began it some time ago.
+    /// Whether any on a device is for the attendant: streams wait for it, or nobody does that began it some
+    /// time ago.
     fn any_left_to_attendant(&self) -> bool {
         let left = |running: &Arc<Running>| {
             running.through() == Through::Device && (running.age() >= YOUNG || running.streams_wait())
@@ -219,7 +223,8 @@ impl Unattended {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// It has been looked at in vain: if all that it waits for comes to its mailbox, it lies dormant until something does.
+    /// It has been looked at in vain: if all that it waits for comes to its mailbox, it lies dormant until
+    /// something does.
     fn lay_down(&self, running: &Running, now: Instant) {
         if !is_grown(running, now) {
             return;
@@ -254,8 +259,8 @@ impl Unattended {
         lock(&self.list).awake.clone()
     }
 
-    /// Those that may have something to do: not what waits for the turn of others, but for the next after such as have theirs. And
-    /// whether there are so many that they had better lie dormant.
+    /// Those that may have something to do: not what waits for the turn of others, but for the next after
+    /// such as have theirs. And whether there are so many that they had better lie dormant.
     fn busy(&self, now: Instant) -> (Vec<Arc<Running>>, bool) {
         let mut follows = false;
         let mut is_busy = |running: &&Arc<Running>| {
@@ -343,8 +348,9 @@ impl Endpoint {
         list.wake(taken);
     }
 
-    /// Moves them, those on devices only if `through` says so. Whether any has ended, or is at work. Not within a callback:
-    /// callbacks of others would be called there, within each other without end. Whoever calls them goes on afterwards.
+    /// Moves them, those on devices only if `through` says so. Whether any has ended, or is at work. Not
+    /// within a callback: callbacks of others would be called there, within each other without end. Whoever
+    /// calls them goes on afterwards.
     pub(super) fn advance_running(&self, through: Through) -> bool {
         let on_devices = through == Through::Device;
         if is_calling_back() || !(self.unattended.any_on_host() || on_devices && self.unattended.any()) {
@@ -371,13 +377,15 @@ impl Endpoint {
         moved
     }
 
-    /// Moves those on devices that need no driver, if those who move such things do not come back from it. When to look again.
+    /// Moves those on devices that need no driver, if those who move such things do not come back from it.
+    /// When to look again.
     fn stand_in(&self) -> Duration {
         let left = |running: &&Arc<Running>| running.through() == Through::Device && !running.asks_driver();
         let since =
             Duration::from_nanos(self.age().saturating_sub(self.watch.moved_at.load(Ordering::Relaxed)));
         let all = self.unattended.awake();
-        // Another may come back all the time that passes over what one is held up with, and over what stands behind that.
+        // Another may come back all the time that passes over what one is held up with, and over what stands
+        // behind that.
         if since < 2 * ATTENDANT_LOOK && !all.iter().any(|running| running.is_held_up()) {
             return ATTENDANT_LOOK;
         }
@@ -395,8 +403,8 @@ impl Endpoint {
 
     // ---- what devices do
 
-    /// A stream was given a call, or an operation on a device has begun: such are looked after until they are done. Costs next
-    /// to nothing while others are.
+    /// A stream was given a call, or an operation on a device has begun: such are looked after until they are
+    /// done. Costs next to nothing while others are.
     pub fn watch_devices(&self) {
         // Against who stops looking: either that sees the call, or this sees that it has stopped.
         fence(Ordering::SeqCst);
@@ -451,8 +459,8 @@ impl Endpoint {
         live.into_iter().filter_map(|group| exchange(&group).map(|exchange| (group, exchange))).collect()
     }
 
-    /// Sees to it, without the driver, that what devices do ends, when those who ask the driver are held up there. When to
-    /// look again, if at all.
+    /// Sees to it, without the driver, that what devices do ends, when those who ask the driver are held up
+    /// there. When to look again, if at all.
     pub(super) fn oversee_devices(&self) -> Option<Instant> {
         if !self.watches_devices() {
             return None;
@@ -472,7 +480,8 @@ impl Endpoint {
         Some(Instant::now() + next)
     }
 
-    /// Moves operations on devices that nobody waits for until there are none, or it is time to look at calls that streams do.
+    /// Moves operations on devices that nobody waits for until there are none, or it is time to look at calls
+    /// that streams do.
     pub(super) fn attend_devices(&self, leave: &mut Leave) -> Next {
         let streams_wait = self.unattended.any_for_streams();
         if streams_wait && self.attendant.waiting() > 0 {
@@ -492,8 +501,8 @@ impl Endpoint {
         Next::Again
     }
 
-    /// Another thread moves what streams wait for, since it waits itself. It may go at any moment, and they wait on: this is
-    /// there then.
+    /// Another thread moves what streams wait for, since it waits itself. It may go at any moment, and they
+    /// wait on: this is there then.
     fn stand_by(&self) {
         let begun = Instant::now();
         while self.unattended.any_on_devices() && self.attendant.waiting() > 0 {
@@ -525,7 +534,8 @@ impl Endpoint {
     /// Moves operations on the host that nobody waits for; what is to be watched until there is more to move.
     pub(super) fn attend_running(&self) -> Attendance {
         let soon = Instant::now();
-        // A thread for each of them waits, moves it, and kicks on leaving if there are any left: this one would be in its way.
+        // A thread for each of them waits, moves it, and kicks on leaving if there are any left: this one
+        // would be in its way.
         let waiting = self.sleepers.waiting();
         let owes = waiting == 0 && self.owes();
         let mut leave = lock(&self.unattended.leave);
@@ -543,7 +553,8 @@ impl Endpoint {
         }
         leave.end();
         drop(leave);
-        // Whoever has the messages moves everything, and may have lost its processor: waiting for it keeps all ranks of the process waiting.
+        // Whoever has the messages moves everything, and may have lost its processor: waiting for it keeps
+        // all ranks of the process waiting.
         let Some(messages) = self.try_messages() else { return Attendance::Again(soon + STAND_IN) };
         if self.progress_with(messages, 0, Through::Messages) {
             return Attendance::Again(soon);
@@ -552,12 +563,14 @@ impl Endpoint {
             return Attendance::Idle;
         }
         let Some(bell) = self.bell.get() else { return Attendance::Idle };
-        // What rings is for whoever sleeps here, who then moves everything and has this called again on leaving.
+        // What rings is for whoever sleeps here, who then moves everything and has this called again on
+        // leaving.
         if self.sleepers.any() {
             return Attendance::Again(self.next_look());
         }
         bell.answer();
-        // Against one who has begun to sleep since: either that rang for a look of its own, or it is counted here.
+        // Against one who has begun to sleep since: either that rang for a look of its own, or it is counted
+        // here.
         fence(Ordering::SeqCst);
         if self.sleepers.any() {
             self.wake();

@@ -14,8 +14,8 @@ pub struct Visitor {
     visits: Arc<Visits>,
 }
 
-/// An endpoint while a thread works for it. Who lets go of it otherwise waits for the end of this, and for the goodbyes if it goes
-/// with this.
+/// An endpoint while a thread works for it. Who lets go of it otherwise waits for the end of this, and for
+/// the goodbyes if it goes with this.
 pub struct Visiting {
     endpoint: Arc<Endpoint>,
     /// Goes behind it.

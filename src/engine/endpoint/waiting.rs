@@ -15,15 +15,16 @@ use crate::transport::bell::Bell;
 pub enum Look<T> {
     /// It is there.
     Over(T),
-    /// Whoever looked is at work on it, and has stopped in the middle to look at everything else: the next look goes on.
+    /// Whoever looked is at work on it, and has stopped in the middle to look at everything else: the next
+    /// look goes on.
     AtWork,
     /// Something has to come first.
     Waits,
 }
 
-/// How long a waiter is attentive before it sleeps. Yielding costs a fraction of a microsecond when nobody else is
-/// ready, so it is hardly slower than spinning; and when the awaited rank shares the processor, each microsecond of
-/// spinning is lost.
+/// How long a waiter is attentive before it sleeps. Yielding costs a fraction of a microsecond when nobody
+/// else is ready, so it is hardly slower than spinning; and when the awaited rank shares the processor, each
+/// microsecond of spinning is lost.
 struct Patience {
     /// Looks at shared memory between two looks at everything else.
     burst: u32,
@@ -40,8 +41,9 @@ const ROOMY: Patience =
 /// Ranks share processors.
 const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: Duration::from_micros(80) };
 
-/// The same, for a device to do what it was given. Its word through a sleeper's bell takes long, and after a pause the
-/// device's own first answers do. So long that a call of 16 MiB is over: a nap in it would end after it.
+/// The same, for a device to do what it was given. Its word through a sleeper's bell takes long, and after a
+/// pause the device's own first answers do. So long that a call of 16 MiB is over: a nap in it would end
+/// after it.
 const DEVICE: Patience = Patience { yielding: Duration::from_micros(500), ..ROOMY };
 
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
@@ -54,7 +56,8 @@ const NAP: Duration = Duration::from_secs(20);
 /// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
 const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
 
-/// Threads that wait here, and those of them that sleep: one on the bell, the others on a condition that it passes on.
+/// Threads that wait here, and those of them that sleep: one on the bell, the others on a condition that it
+/// passes on.
 #[derive(Default)]
 pub(super) struct Sleepers {
     /// How many wait, asleep or not, for something that is not on a device: the driver holds them up nowhere.
@@ -65,7 +68,8 @@ pub(super) struct Sleepers {
     woken: Condvar,
     /// How many of them take a last look before they do.
     parking: AtomicUsize,
-    /// When the last of them to fall asleep wakes by itself, in the endpoint's age; 0: nobody knows, since one has woken.
+    /// When the last of them to fall asleep wakes by itself, in the endpoint's age; 0: nobody knows, since
+    /// one has woken.
     wakes_at: AtomicU64,
 }
 
@@ -133,7 +137,8 @@ impl Endpoint {
         answer
     }
 
-    /// Waits until `poll` says that it is over, or the deadline has passed; in that case `poll` is called after it.
+    /// Waits until `poll` says that it is over, or the deadline has passed; in that case `poll` is called
+    /// after it.
     fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut dyn FnMut() -> Look<()>) {
         let bell = self.bell.get().expect("set by `new`");
         let mut waiting = None;
@@ -158,7 +163,8 @@ impl Endpoint {
             });
             if self.progress(round, through) || at_work {
                 (idle_since, yields) = (None, false);
-                // What others send may never cease: the deadline holds all the same. And a look at work takes long, whoever waits for it.
+                // What others send may never cease: the deadline holds all the same. And a look at work takes
+                // long, whoever waits for it.
                 let long = at_work || self.unattended.any();
                 if (round.is_multiple_of(64) || long) && deadline.expired() {
                     poll();
@@ -197,8 +203,9 @@ impl Endpoint {
         self.leave();
     }
 
-    /// A thread that polls has looked in vain: where ranks share processors it makes way for others now and then, before it loses its own
-    /// with something that they wait for. Elsewhere that is no help: two ranks that poll beside other programs would be left on one processor.
+    /// A thread that polls has looked in vain: where ranks share processors it makes way for others now and
+    /// then, before it loses its own with something that they wait for. Elsewhere that is no help: two ranks
+    /// that poll beside other programs would be left on one processor.
     pub fn make_way(&self) {
         if self.is_crowded() && self.vain.fetch_add(1, Ordering::Relaxed).is_multiple_of(CROWDED.burst) {
             sys::process::yield_now();
@@ -218,8 +225,8 @@ impl Endpoint {
         }
     }
 
-    /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done, and not beyond the moment
-    /// at which something is to be looked at whatever comes.
+    /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done, and not
+    /// beyond the moment at which something is to be looked at whatever comes.
     pub(super) fn nap(&self, on_device: bool) -> Duration {
         if on_device {
             let since = Duration::from_nanos(self.since_stirred());
@@ -228,8 +235,8 @@ impl Endpoint {
         self.unattended.next_deadline().min(self.look_at()).remaining_capped(NAP)
     }
 
-    /// Whoever sleeps here, or is about to, looks again when `moment` has come. What is moved here says so at every look
-    /// before that: the next one may be another thread's.
+    /// Whoever sleeps here, or is about to, looks again when `moment` has come. What is moved here says so at
+    /// every look before that: the next one may be another thread's.
     pub fn look_again_at(&self, moment: Instant) {
         let moment = moment.saturating_duration_since(self.born).as_nanos() as u64;
         let sooner = |agreed| (agreed <= self.age() || moment < agreed).then_some(moment);
@@ -249,7 +256,8 @@ impl Endpoint {
         self.born.elapsed().as_nanos() as u64
     }
 
-    /// Sleeps until something may have changed; not if `poll` says at the last moment that it has. Whether it is over.
+    /// Sleeps until something may have changed; not if `poll` says at the last moment that it has. Whether it
+    /// is over.
     fn sleep(
         &self,
         bell: &Bell,
@@ -258,8 +266,8 @@ impl Endpoint {
         poll: &mut dyn FnMut() -> Look<()>,
     ) -> bool {
         self.sleepers.count.fetch_add(1, Ordering::SeqCst);
-        // Before the bell is found taken: whoever has it passes on after leaving it. And before what is looked at for the nap: see
-        // `remind_sleepers`.
+        // Before the bell is found taken: whoever has it passes on after leaving it. And before what is
+        // looked at for the nap: see `remind_sleepers`.
         let before = *lock(&self.sleepers.generation);
         let nap = deadline.remaining_capped(self.nap(through == Through::Device));
         self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
@@ -300,7 +308,8 @@ impl Endpoint {
         look == Look::Over(())
     }
 
-    /// An operation that is left to those who wait here may be due before any of them wakes, who has looked before there was that.
+    /// An operation that is left to those who wait here may be due before any of them wakes, who has looked
+    /// before there was that.
     pub(super) fn remind_sleepers(&self) {
         let wakes = match self.sleepers.wakes_at.load(Ordering::SeqCst) {
             0 => Deadline::NEVER,
@@ -322,7 +331,8 @@ impl Endpoint {
         self.see_out();
     }
 
-    /// What an operation that is over still has to tell its peers goes out, though nobody waits here any more.
+    /// What an operation that is over still has to tell its peers goes out, though nobody waits here any
+    /// more.
     pub(in crate::engine) fn see_out(&self) {
         if self.owes() {
             self.registration().kick();
@@ -342,8 +352,8 @@ impl Endpoint {
         }
     }
 
-    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else a thread of the library does.
-    /// From any thread; does not wait.
+    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else a thread of
+    /// the library does. From any thread; does not wait.
     pub fn nudge(&self) {
         // Against the sleeper: either it is counted here, or it looks after what is told here.
         fence(Ordering::SeqCst);
@@ -369,12 +379,14 @@ impl Endpoint {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// A device has been given something that it will have done soon: whoever moves operations looks again meanwhile.
+    /// A device has been given something that it will have done soon: whoever moves operations looks again
+    /// meanwhile.
     pub fn stir(&self) {
         self.stirred.store(self.age(), Ordering::Relaxed);
     }
 
-    /// Whether somebody looks for the last time before sleeping: whatever is not going to ring has to be told to, now.
+    /// Whether somebody looks for the last time before sleeping: whatever is not going to ring has to be told
+    /// to, now.
     pub fn is_parking(&self) -> bool {
         self.sleepers.parking.load(Ordering::SeqCst) > 0
     }

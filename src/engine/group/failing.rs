@@ -17,7 +17,8 @@
 //! | [`Group::conclude`] | as `blame` | as `blame` | yes | yes |
 //! | [`Group::note_exchanged`] | | | | its record, as enqueued |
 //!
-//! The last three are for calls that have ended well, too. What goes by `fail` is logged, since no call may tell of it.
+//! The last three are for calls that have ended well, too. What goes by `fail` is logged, since no call may
+//! tell of it.
 
 #![forbid(unsafe_code)]
 
@@ -43,8 +44,8 @@ impl Group {
         self.failure.get().cloned()
     }
 
-    /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it: who does may end
-    /// the process. Whether it was: then whoever has no caller to tell of it logs it.
+    /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it:
+    /// who does may end the process. Whether it was: then whoever has no caller to tell of it logs it.
     #[must_use = "a failure that no call tells of is to be logged, once"]
     pub(in crate::engine) fn latch(&self, error: &Error, tell: impl FnOnce()) -> bool {
         /// Also when telling panics.
@@ -75,8 +76,8 @@ impl Group {
         first
     }
 
-    /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held by threads that do
-    /// not exist, and the members are the parent's.
+    /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held
+    /// by threads that do not exist, and the members are the parent's.
     pub fn fail(&self, error: Error) {
         if self.endpoint.check_fork().is_err() {
             return;
@@ -97,9 +98,9 @@ impl Group {
         self.tell_of(turn, cause)
     }
 
-    /// As [`Group::blame`], where a stream may have been given some of the call: that the driver has no memory for the rest is
-    /// everybody's then, also if the call is a message. Its kernels may wait for other ranks, and have the caller's memory until they
-    /// end, which only a failure of the group has them do.
+    /// As [`Group::blame`], where a stream may have been given some of the call: that the driver has no
+    /// memory for the rest is everybody's then, also if the call is a message. Its kernels may wait for other
+    /// ranks, and have the caller's memory until they end, which only a failure of the group has them do.
     pub fn blame_launched(&self, turn: &Turn, cause: Error) -> Error {
         match cause.status() {
             Status::OutOfMemory => self.spread_to_all(turn, &cause),
@@ -111,16 +112,18 @@ impl Group {
     /// A failure with its call.
     fn tell_of(&self, turn: &Turn, cause: Error) -> Error {
         let cause = match turn.class {
-            // What a message failed with is its own; that its peer is gone may come of what the group has failed with.
+            // What a message failed with is its own; that its peer is gone may come of what the group has
+            // failed with.
             Class::PointToPoint if cause.status() != Status::PeerFailed => cause,
             _ => self.failure().unwrap_or(cause),
         };
         cause.context(self.describe(turn))
     }
 
-    /// Makes what a call failed with the group's failure, if the call was everybody's, and tells the others. What an
-    /// operation runs in is let go of after that: copies under way may take a while. What the driver refuses is
-    /// everybody's even if the call is a message: the device that it is about serves the group's other calls, too.
+    /// Makes what a call failed with the group's failure, if the call was everybody's, and tells the others.
+    /// What an operation runs in is let go of after that: copies under way may take a while. What the driver
+    /// refuses is everybody's even if the call is a message: the device that it is about serves the group's
+    /// other calls, too.
     pub fn spread(&self, turn: &Turn, cause: &Error) {
         if turn.class != Class::PointToPoint || cause.status() == Status::Cuda {
             self.spread_to_all(turn, cause);

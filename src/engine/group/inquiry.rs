@@ -33,13 +33,15 @@ pub struct Inquiry {
 /// How long they have to answer.
 pub(super) const INQUIRY: Duration = Duration::from_millis(300);
 
-/// How long after that this rank's own background thread has to catch up: on a busy machine it is as late as others.
+/// How long after that this rank's own background thread has to catch up: on a busy machine it is as late as
+/// others.
 pub(in crate::engine) const CATCHING_UP: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether it has.
 pub(in crate::engine) const INQUIRY_LOOK: Duration = Duration::from_millis(2);
 
-/// How long a call that is late leaves it to others to say why, if it only knows that those which it waits for wait, too.
+/// How long a call that is late leaves it to others to say why, if it only knows that those which it waits
+/// for wait, too.
 pub(super) const HEARSAY: Duration = Duration::from_millis(700);
 
 /// How many are asked.
@@ -135,8 +137,8 @@ impl Group {
         }
     }
 
-    /// Tells the ranks that a call waits for what it is, and notes whom it waits for. One that has called something else fails
-    /// the group.
+    /// Tells the ranks that a call waits for what it is, and notes whom it waits for. One that has called
+    /// something else fails the group.
     pub fn compare(&self, turn: &Turn, waits_for: &[u32]) {
         if turn.class == Class::PointToPoint {
             return;
@@ -156,8 +158,9 @@ impl Group {
         self.endpoint.recorder().note(turn.slot, awaited);
     }
 
-    /// What a look at an operation has come to that has not ended; notes it of one that has stopped in the middle of long work, or
-    /// follows one that had. `has_worked`: whether the last look had, and from here on whether this one has.
+    /// What a look at an operation has come to that has not ended; notes it of one that has stopped in the
+    /// middle of long work, or follows one that had. `has_worked`: whether the last look had, and from here
+    /// on whether this one has.
     pub(in crate::engine) fn looked<O: Operation, T>(
         &self,
         turn: &Turn,
@@ -186,8 +189,8 @@ impl Group {
         self.fail(self.explain(&Mismatch { peer, key, theirs, ours: Some(ours), bytes: None }, recorder));
     }
 
-    /// Asks the ranks that a call waits for what they are doing. They compare calls before they answer, so that a
-    /// mismatch is known when the answers are. `standing`: what it waits for on this rank.
+    /// Asks the ranks that a call waits for what they are doing. They compare calls before they answer, so
+    /// that a mismatch is known when the answers are. `standing`: what it waits for on this rank.
     pub fn ask(&self, turn: &Turn, waits_for: Vec<u32>, standing: Option<String>) -> Inquiry {
         self.compare(turn, &waits_for);
         let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
@@ -197,8 +200,8 @@ impl Group {
         Inquiry { waits_for, standing, tokens, until, heard: OnceLock::new(), patience }
     }
 
-    /// As [`Group::ask`], of a call whose operation is not to be had: asks the rank that it was last seen to wait for. All, of a
-    /// collective that was not seen to wait before it was held up.
+    /// As [`Group::ask`], of a call whose operation is not to be had: asks the rank that it was last seen to
+    /// wait for. All, of a collective that was not seen to wait before it was held up.
     pub fn ask_about(&self, turn: &Turn, standing: &str) -> Inquiry {
         let waits_for = match self.endpoint.recorder().awaited(turn.slot).rank() {
             Some(rank) => vec![rank],
@@ -208,8 +211,8 @@ impl Group {
         self.ask(turn, waits_for, Some(standing.into()))
     }
 
-    /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them wait themselves,
-    /// others who know more come first.
+    /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them
+    /// wait themselves, others who know more come first.
     pub fn answered(&self, inquiry: &Inquiry) -> bool {
         match self.endpoint.have_answered(&inquiry.tokens) {
             _ if self.failed.load(Ordering::Acquire) => true,
@@ -264,8 +267,8 @@ impl Group {
         Error::new(Status::Timeout, format!("{told}. {advice}"))
     }
 
-    /// Whether the call that has the turn before this one is late, too, and may be about to say why: that one knows whom it waits for.
-    /// Not for ever, also if nobody looks at it.
+    /// Whether the call that has the turn before this one is late, too, and may be about to say why: that one
+    /// knows whom it waits for. Not for ever, also if nobody looks at it.
     pub fn may_yet_tell(&self, turn: &Turn) -> bool {
         lock(&self.orders).may_yet_tell(turn.class, turn.tag, Instant::now())
     }
@@ -306,7 +309,8 @@ impl Group {
     }
 }
 
-/// Whom of those asked it is that keeps the others waiting: who does not answer, as a stopped rank, or else who waits for nobody.
+/// Whom of those asked it is that keeps the others waiting: who does not answer, as a stopped rank, or else
+/// who waits for nobody.
 fn idle(answers: &[Option<Answer>]) -> Option<usize> {
     let silent = answers.iter().position(Option::is_none);
     silent.or_else(|| answers.iter().flatten().position(|answer| !answer.waits))

@@ -1,4 +1,5 @@
-//! Children that are being made: they fail with their parent, since those who are refused one do not tell the others.
+//! Children that are being made: they fail with their parent, since those who are refused one do not tell the
+//! others.
 
 #![forbid(unsafe_code)]
 

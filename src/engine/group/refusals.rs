@@ -7,10 +7,11 @@ use crate::cuda::driver::Capture;
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status};
 
-/// Whether what keeps this rank from starting a call of `class` fails it for all that would wait: the others of a collective, whatever it
-/// is. A message that is not sent concerns nobody else, but a driver that refuses does. What is wrong with the arguments is the caller's,
-/// and so is what a stream in capture is refused, also in one that has been spoilt: then it is no call yet. `capture` asks the driver
-/// whether the call's stream is in one; if that does not tell, it is in none.
+/// Whether what keeps this rank from starting a call of `class` fails it for all that would wait: the others
+/// of a collective, whatever it is. A message that is not sent concerns nobody else, but a driver that
+/// refuses does. What is wrong with the arguments is the caller's, and so is what a stream in capture is
+/// refused, also in one that has been spoilt: then it is no call yet. `capture` asks the driver whether the
+/// call's stream is in one; if that does not tell, it is in none.
 pub fn is_everybodys(error: &Error, class: Class, capture: impl FnOnce() -> Result<Capture>) -> bool {
     let counts = match error.status() {
         Status::Cuda => true,

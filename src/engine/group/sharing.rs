@@ -23,9 +23,10 @@ impl Group {
         &self.relay
     }
 
-    /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from
-    /// every member by a deadline; every member calls this at the same point, to which they `come` by the first deadline, and the rest
-    /// is done by the second. Whether they have exchanged anything. A failure is everybody's: the others may wait for this rank.
+    /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words
+    /// from every member by a deadline; every member calls this at the same point, to which they `come` by
+    /// the first deadline, and the rest is done by the second. Whether they have exchanged anything. A
+    /// failure is everybody's: the others may wait for this rank.
     pub fn share_memory(
         &self,
         come: Deadline,
@@ -77,7 +78,8 @@ impl Group {
         let pulls = matches!(agreed, Ok(Some(true)));
         let retired = self.endpoint.retired().clone();
         let direct = Direct::new(self.id, self.rank as usize, board, retired, peers, &offsets, pulls);
-        // This rank's goodbye, without which those that have agreed keep their boards, is said as `direct` is dropped.
+        // This rank's goodbye, without which those that have agreed keep their boards, is said as `direct` is
+        // dropped.
         agreed?;
         let direct = direct?;
         log::debug!("group '{}' exchanges through shared memory, pulls: {pulls}", self.name);
@@ -96,8 +98,8 @@ impl Group {
         })
     }
 
-    /// Every member's memory that this rank reaches, but its own. And if all members reach each other's, whether they can read what is
-    /// private there.
+    /// Every member's memory that this rank reaches, but its own. And if all members reach each other's,
+    /// whether they can read what is private there.
     fn reach_memory(
         &self,
         deadline: Deadline,

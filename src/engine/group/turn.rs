@@ -47,7 +47,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Names its messages in `group`: their slots begin here. No two pieces share any, however far one rank is ahead of another.
+    /// Names its messages in `group`: their slots begin here. No two pieces share any, however far one rank
+    /// is ahead of another.
     pub fn key(&self, group: &Group) -> Key {
         let slot = u64::from(self.piece) << 32;
         Key { group: group.id, tag: self.tag, sequence: self.sequence, slot, class: self.class }
@@ -68,14 +69,14 @@ impl Turn {
         Turn { sequence: self.sequence.wrapping_sub(calls), signature, ..self }
     }
 
-    /// When it gives up if its turn has not come: what runs before it says first why it is late, and has longer if that is late itself
-    /// ([`Group::may_yet_tell`]).
+    /// When it gives up if its turn has not come: what runs before it says first why it is late, and has
+    /// longer if that is late itself ([`Group::may_yet_tell`]).
     pub fn gives_up_at(&self) -> Deadline {
         self.deadline.postponed(HEARSAY + Duration::from_millis(100))
     }
 
-    /// When a call that is under way since `began` compares itself with those of the ranks that it waits for. Sends and
-    /// receives have nothing to compare before they meet.
+    /// When a call that is under way since `began` compares itself with those of the ranks that it waits for.
+    /// Sends and receives have nothing to compare before they meet.
     pub fn compare_at(&self, began: Instant) -> Deadline {
         match self.class {
             Class::PointToPoint => Deadline::NEVER,
@@ -89,8 +90,8 @@ impl Turn {
     }
 }
 
-/// A call that has waited this long tells those that it waits for what it is: ranks that only wait for each other
-/// exchange nothing else that could be compared.
+/// A call that has waited this long tells those that it waits for what it is: ranks that only wait for each
+/// other exchange nothing else that could be compared.
 const COMPARE_AFTER: Duration = Duration::from_millis(250);
 
 /// The calls of a group, in the order in which they were made.
@@ -120,12 +121,12 @@ pub(super) struct Order {
     pub(super) queue: VecDeque<Arc<Running>>,
 }
 
-/// How long a late call may take to say why, from the moment on that somebody looks: it asks the others behind its own deadline, and only
-/// when it is looked at.
+/// How long a late call may take to say why, from the moment on that somebody looks: it asks the others
+/// behind its own deadline, and only when it is looked at.
 const TELLING: Duration = INQUIRY.saturating_add(CATCHING_UP).saturating_add(HEARSAY);
 
-/// So many calls are an era. Messages are told when one begins: they compare numbers with that of a call that they heard of, which
-/// goes wrong from 2^31 calls behind it on.
+/// So many calls are an era. Messages are told when one begins: they compare numbers with that of a call that
+/// they heard of, which goes wrong from 2^31 calls behind it on.
 const ERA: u32 = 1 << 30;
 
 impl Order {

@@ -64,8 +64,8 @@ impl Messages {
         Ok(())
     }
 
-    /// Whether pieces of a message are on their way to `peer`, which has said that it is ready. It says no more of it: who
-    /// pulls a message or refuses it has not said so, and who gives up says nothing.
+    /// Whether pieces of a message are on their way to `peer`, which has said that it is ready. It says no
+    /// more of it: who pulls a message or refuses it has not said so, and who gives up says nothing.
     fn streams(&self, peer: u32, key: &Key) -> bool {
         matches!(self.sending.get(&(peer, *key)), Some(Sending::Posted { pieces: 1.., .. }))
     }
@@ -103,7 +103,8 @@ impl Messages {
             self.offer(peer, &frame);
         }
         match self.receiving.get_mut(&key) {
-            // Bytes of it may be on their way into the caller's memory: the entry has to stay until they are here.
+            // Bytes of it may be on their way into the caller's memory: the entry has to stay until they are
+            // here.
             Some(Receiving::Posted(posted)) if posted.has_begun() => {
                 return Err(Error::new(Status::Internal, "a message came twice"));
             }

@@ -176,16 +176,16 @@ impl Departed {
 }
 
 impl Messages {
-    /// Says which call is now number `sequence` of (group, class, tag). Messages of another call with that number, or
-    /// of numbers that are over, are mismatches from here on, those that have arrived among them. Calls that end before
-    /// anybody looks at messages are left out.
+    /// Says which call is now number `sequence` of (group, class, tag). Messages of another call with that
+    /// number, or of numbers that are over, are mismatches from here on, those that have arrived among them.
+    /// Calls that end before anybody looks at messages are left out.
     pub fn begin_call(&mut self, group: u64, class: Class, tag: u64, sequence: u32, signature: Signature) {
         let mismatch = self.calls.begin((group, tag, class), sequence, signature);
         self.troubles.extend(mismatch.map(Trouble::Mismatch));
     }
 
-    /// The call of (group, class, tag) that was begun last is so long over that the numbers of those to come would soon be taken for
-    /// ones before it. Nothing is compared with it any more.
+    /// The call of (group, class, tag) that was begun last is so long over that the numbers of those to come
+    /// would soon be taken for ones before it. Nothing is compared with it any more.
     pub fn forget_call(&mut self, group: u64, class: Class, tag: u64) {
         self.calls.forget_current((group, tag, class));
     }
@@ -195,10 +195,10 @@ impl Messages {
         self.calls.end(group, tag, sequence);
     }
 
-    /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
-    /// given up, and what still comes is not kept. Who has announced a message is told that it is not taken, unless the group
-    /// has `failed`: then its members are told of that, which is the better cause. Transfers under way stay; their owner ends
-    /// them.
+    /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its
+    /// calls, is given up, and what still comes is not kept. Who has announced a message is told that it is
+    /// not taken, unless the group has `failed`: then its members are told of that, which is the better
+    /// cause. Transfers under way stay; their owner ends them.
     pub fn forget(&mut self, group: u64, failed: bool) {
         self.departed.add(group);
         self.calls.forget(group);

@@ -1,8 +1,9 @@
 //! Messages of several pieces that are under way, and what has come for them before anybody asked.
 //!
-//! The pieces behind the first, and the word that a side has given up, are named by their message's number (see
-//! [`point`](crate::engine::point)). They may come before this side asks for them, and are kept then; but only while their
-//! message is under way here. Of one that this side has given up, or has had whole, nobody will ask for anything any more.
+//! The pieces behind the first, and the word that a side has given up, are named by their message's number
+//! (see [`point`](crate::engine::point)). They may come before this side asks for them, and are kept then;
+//! but only while their message is under way here. Of one that this side has given up, or has had whole,
+//! nobody will ask for anything any more.
 
 use std::collections::HashSet;
 
@@ -78,8 +79,8 @@ impl Courses {
 }
 
 impl Messages {
-    /// A message of several pieces is over on this side; `key` is its first piece's. If it has not been had `whole`, pieces may
-    /// have come that nobody will ask for.
+    /// A message of several pieces is over on this side; `key` is its first piece's. If it has not been had
+    /// `whole`, pieces may have come that nobody will ask for.
     pub fn end_course(&mut self, peer: u32, key: Key, sends: bool, whole: bool) {
         let course = Course::of(peer, &key, sends);
         self.courses.0.remove(&course);
@@ -103,8 +104,8 @@ impl Messages {
         });
     }
 
-    /// Whether what is named so is of a message of several pieces that is not, or no more, under way here. The sender of one
-    /// that was given up here is told of that, and waits for no other answer.
+    /// Whether what is named so is of a message of several pieces that is not, or no more, under way here.
+    /// The sender of one that was given up here is told of that, and waits for no other answer.
     pub(super) fn is_of_no_course(&self, peer: u32, key: &Key) -> bool {
         is_behind_first(key)
             && !self.courses.0.contains(&Course::of(peer, key, is_to_sender(key)))

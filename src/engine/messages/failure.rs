@@ -80,8 +80,8 @@ impl Messages {
         }
     }
 
-    /// A stream of the link broke. What had come before still counts, over the others too: the peer may have ended in order behind that,
-    /// with something unread, of which its kernel makes a reset.
+    /// A stream of the link broke. What had come before still counts, over the others too: the peer may have
+    /// ended in order behind that, with something unread, of which its kernel makes a reset.
     pub(super) fn doubt(&mut self, peer: u32, why: Error) {
         // The endpoint loses the link, if nothing else ends it.
         if matches!(self.peers[peer as usize].state, PeerState::Open) {
@@ -95,15 +95,16 @@ impl Messages {
         let slot = &mut self.peers[peer as usize];
         let working = slot.lanes.iter().any(|lane| !lane.lock().closed());
         slot.lanes.iter().for_each(|lane| lane.lock().shut());
-        // The endpoint knows how to call the peer, and loses the link. Of one that has left, nothing else was to come.
+        // The endpoint knows how to call the peer, and loses the link. Of one that has left, nothing else was
+        // to come.
         if working && matches!(slot.state, PeerState::Open) {
             self.troubles.push(Trouble::Broken { peer, why });
         }
         self.note_watches(peer);
     }
 
-    /// Nothing more comes from a peer that has left: a message that it had announced, or sent a part of, before anybody asked is as good
-    /// as withdrawn.
+    /// Nothing more comes from a peer that has left: a message that it had announced, or sent a part of,
+    /// before anybody asked is as good as withdrawn.
     pub(super) fn forget_begun(&mut self, peer: u32) {
         let is_begun =
             |entry: &Receiving| matches!(entry, Receiving::Early(Early::Begun(..) | Early::Request { .. }));
@@ -121,8 +122,8 @@ impl Messages {
         }
     }
 
-    /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain, but for receives that may take another's
-    /// message.
+    /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain, but for
+    /// receives that may take another's message.
     pub(super) fn strand(&mut self, peer: u32) {
         let takes_another = |posted: &Posted| match &posted.call {
             Some((From::Any(ranks), _)) if !posted.has_begun() => {

@@ -65,8 +65,8 @@ impl Messages {
                 continue;
             }
             let slot = &mut self.peers[peer as usize];
-            // A goodbye may overtake data on other connections; their end comes behind the data. What is in shared
-            // memory was there before the goodbye.
+            // A goodbye may overtake data on other connections; their end comes behind the data. What is in
+            // shared memory was there before the goodbye.
             slot.drained = slot.short.is_none()
                 && slot.lanes.iter().all(|lane| lane.try_lock().is_some_and(|lane| lane.is_drained()));
             if slot.drained {
@@ -213,7 +213,8 @@ impl Messages {
         (0..self.open.len()).for_each(|index| _ = self.flush(self.open[index]));
     }
 
-    /// This rank has left. Unless an operation is under way, nothing more goes out: the others need not wait for the end of the process.
+    /// This rank has left. Unless an operation is under way, nothing more goes out: the others need not wait
+    /// for the end of the process.
     pub fn finish(&mut self) {
         if self.operations() > 0 {
             return;
@@ -231,8 +232,8 @@ impl Messages {
         }
     }
 
-    /// Has `bell` watch what the lanes need: readable unless they are left unread, writable while something waits for
-    /// room. Whether anything has moved.
+    /// Has `bell` watch what the lanes need: readable unless they are left unread, writable while something
+    /// waits for room. Whether anything has moved.
     pub fn watch(&mut self, bell: &Bell) -> bool {
         let moved = self.release();
         for (peer, index) in std::mem::take(&mut self.restless) {
@@ -256,10 +257,11 @@ impl Messages {
         moved
     }
 
-    /// Whether what `peer` sends is read now. What a transfer waits for may come behind any number of messages that
-    /// nobody has asked for, so where one waits, the limit does not count. (One that writes counts too: its peer may
-    /// be reading only as fast as we do.) What is left of a peer that has gone is bounded by the system's buffers. Nothing is
-    /// read where there was no memory for what comes next, until it is time to ask for it again.
+    /// Whether what `peer` sends is read now. What a transfer waits for may come behind any number of
+    /// messages that nobody has asked for, so where one waits, the limit does not count. (One that writes
+    /// counts too: its peer may be reading only as fast as we do.) What is left of a peer that has gone is
+    /// bounded by the system's buffers. Nothing is read where there was no memory for what comes next, until
+    /// it is time to ask for it again.
     fn reads(&self, peer: u32) -> bool {
         let slot = &self.peers[peer as usize];
         if slot.short.is_some() && self.asks_again_at.is_some_and(|moment| moment > Instant::now()) {
@@ -283,7 +285,8 @@ impl Messages {
         }
     }
 
-    /// Ends [`Messages::hold`] where it has lost its reason, and reads what the lanes have read ahead. Whether there was anything.
+    /// Ends [`Messages::hold`] where it has lost its reason, and reads what the lanes have read ahead.
+    /// Whether there was anything.
     fn release(&mut self) -> bool {
         let mut moved = false;
         for peer in std::mem::take(&mut self.held) {

@@ -28,7 +28,8 @@ pub(super) struct Peer {
     pub(super) spread: usize,
     /// Whether pieces that go out may wait on other lanes than the first.
     pub(super) strews: bool,
-    /// A message that there was no memory for, and the lane that it comes over: nothing else is read before it.
+    /// A message that there was no memory for, and the lane that it comes over: nothing else is read before
+    /// it.
     pub(super) short: Option<(usize, Frame)>,
 }
 
@@ -57,13 +58,15 @@ impl Peer {
         }
     }
 
-    /// The lanes that anything comes over: nothing but the pieces of large messages, and the end, comes over others than the first.
+    /// The lanes that anything comes over: nothing but the pieces of large messages, and the end, comes over
+    /// others than the first.
     pub(super) fn reads_from(&self) -> &[Arc<Track>] {
         let all = self.spread > 0 || matches!(self.state, PeerState::Left);
         if all { &self.lanes } else { &self.lanes[..self.lanes.len().min(1)] }
     }
 
-    /// Those, or all if anything may wait to go out over others. Mostly it is one of several, and each look at one takes its lock.
+    /// Those, or all if anything may wait to go out over others. Mostly it is one of several, and each look
+    /// at one takes its lock.
     pub(super) fn in_use(&self) -> &[Arc<Track>] {
         if self.strews { &self.lanes } else { self.reads_from() }
     }

@@ -17,7 +17,8 @@ impl Messages {
         self.pairs.number(peer, group)
     }
 
-    /// Sends, once [`Messages::write_out`] is called. The ticket's mailbox is told when the bytes may be changed again.
+    /// Sends, once [`Messages::write_out`] is called. The ticket's mailbox is told when the bytes may be
+    /// changed again.
     pub fn send(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
         let frame = Frame {
             kind: FrameKind::Request,
@@ -78,8 +79,8 @@ impl Messages {
         }
     }
 
-    /// Writes what has been posted: call it after the last of several sends and receives. What one peer is to get goes
-    /// out together.
+    /// Writes what has been posted: call it after the last of several sends and receives. What one peer is to
+    /// get goes out together.
     pub fn write_out(&mut self) {
         while let Some(peer) = self.unwritten.pop() {
             self.flush(peer);

@@ -12,7 +12,8 @@ use crate::error::Status;
 use crate::transport::LinkKind;
 use crate::transport::memory::is_readable;
 
-/// In what a [`FrameKind::Decline`] says: it is the sender who cannot read the bytes, and so its answer to one.
+/// In what a [`FrameKind::Decline`] says: it is the sender who cannot read the bytes, and so its answer to
+/// one.
 const NOR_CAN_I: u64 = 1 << 32;
 
 /// Bytes pulled between two looks at everything else, with the endpoint's lock.
@@ -24,7 +25,8 @@ pub(super) struct Pulled {
     pub(super) frame: Frame,
     /// Bytes that are here; `None`: nothing more is to come.
     begun: Option<usize>,
-    /// What the kernel said, if the bytes could not be read. No failure yet: the sender may have withdrawn them.
+    /// What the kernel said, if the bytes could not be read. No failure yet: the sender may have withdrawn
+    /// them.
     refused: Option<std::io::Error>,
 }
 
@@ -99,7 +101,8 @@ impl Messages {
         true
     }
 
-    /// What has been pulled from `peer` counts, unless that has withdrawn it meanwhile. Whether anything counts.
+    /// What has been pulled from `peer` counts, unless that has withdrawn it meanwhile. Whether anything
+    /// counts.
     pub(super) fn count_pulled(&mut self, peer: u32) -> bool {
         let is_here = |pulled: &Pulled| pulled.peer == peer && pulled.begun.is_none();
         if !self.pulled.iter().any(is_here) {
@@ -109,7 +112,8 @@ impl Messages {
         let Some(lane) = peers[peer as usize].lanes.first().map(|lane| lane.lock()) else { return false };
         let is_refused =
             |pulled: &Pulled| pulled.refused.is_some() && receiving.contains_key(&(peer, pulled.frame.key));
-        // Of what is withdrawn the frame that says so comes, and wakes who sleeps. What could not be read is left to its sender.
+        // Of what is withdrawn the frame that says so comes, and wakes who sleeps. What could not be read is
+        // left to its sender.
         let ends = |pulled: &Pulled| match is_refused(pulled) {
             true => lane.stream().stands(pulled.frame.announced),
             false => lane.stream().take(pulled.frame.announced),
@@ -123,11 +127,13 @@ impl Messages {
         }
         for Pulled { frame, refused, .. } in ours {
             if let Some(cause) = refused.filter(|_| self.receiving.contains_key(&(peer, frame.key))) {
-                // The receive stays: the sender sends the bytes after all, or says that it cannot read them either.
+                // The receive stays: the sender sends the bytes after all, or says that it cannot read them
+                // either.
                 self.decline(peer, frame, cause.raw_os_error().unwrap_or(libc::EIO));
                 continue;
             }
-            // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
+            // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are
+            // free.
             if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
                 self.peers[peer as usize].received(posted.into.len);
                 self.note_done(posted.ticket);
@@ -138,14 +144,15 @@ impl Messages {
         true
     }
 
-    /// Tells the sender of an announced message that it will not be taken so. `why`: what the kernel said, or 0 when the
-    /// group is gone.
+    /// Tells the sender of an announced message that it will not be taken so. `why`: what the kernel said, or
+    /// 0 when the group is gone.
     pub(super) fn decline(&mut self, peer: u32, frame: Frame, why: i32) {
         self.control(peer, &Frame { kind: FrameKind::Decline, offset: why as u64, ..frame });
         self.flush(peer);
     }
 
-    /// The receiver of an announced message cannot read it, or will not take it; or the sender of one cannot read it either.
+    /// The receiver of an announced message cannot read it, or will not take it; or the sender of one cannot
+    /// read it either.
     pub(super) fn declined(&mut self, peer: u32, frame: Frame) {
         let key = (peer, frame.key);
         if frame.offset & NOR_CAN_I != 0 {
@@ -164,7 +171,8 @@ impl Messages {
         }
         let Some(Sending::Posted { from, ticket, announced, .. }) = self.sending.get(&key) else { return };
         let (from, ticket, announced) = (*from, *ticket, *announced);
-        // Memory of a driver or of memfd_secret is this process's alone, and some forbid others to look into theirs.
+        // Memory of a driver or of memfd_secret is this process's alone, and some forbid others to look into
+        // theirs.
         if frame.offset != 0 && is_readable(from.address, from.len) {
             self.peer_is_ready(peer, Frame { kind: FrameKind::Ready, offset: 0, ..frame });
             return;

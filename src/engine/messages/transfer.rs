@@ -82,8 +82,8 @@ impl Posted {
         Posted { into, signature, ticket, begun: 0, received: 0, call }
     }
 
-    /// So many bytes begin to come; an error if they are more than there were to be. So all that has begun is here when all is,
-    /// and nothing is written there afterwards, whatever a member sends.
+    /// So many bytes begin to come; an error if they are more than there were to be. So all that has begun is
+    /// here when all is, and nothing is written there afterwards, whatever a member sends.
     pub(super) fn take(&mut self, length: u32) -> Result<()> {
         let (begun, len) = (self.begun + length as usize, self.into.len);
         if begun > len {
@@ -101,8 +101,8 @@ impl Posted {
         check(peer, key, theirs, self.signature, total, self.into.len)
     }
 
-    /// Whether the receiver of this tells the sender unasked that it is ready. (Over TCP; in shared memory the sender
-    /// asks.)
+    /// Whether the receiver of this tells the sender unasked that it is ready. (Over TCP; in shared memory
+    /// the sender asks.)
     pub(super) fn announces(&self, key: &Key) -> bool {
         self.into.len > EAGER_TCP_BYTES && key.class != Class::PointToPoint
     }
@@ -154,7 +154,7 @@ pub(super) fn deliver(bytes: &[u8], posted: &Posted) {
     if bytes.is_empty() {
         return;
     }
-    // SAFETY: the lengths were found equal when the message was matched; the destination is valid until its ticket is
-    // told, which is after this.
+    // SAFETY: the lengths were found equal when the message was matched; the destination is valid until its
+    // ticket is told, which is after this.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), posted.into.address, bytes.len()) };
 }

@@ -1,4 +1,5 @@
-//! What carries a call's bytes between its device and pinned memory: a courier on the caller's stream, or side streams.
+//! What carries a call's bytes between its device and pinned memory: a courier on the caller's stream, or
+//! side streams.
 
 use std::sync::Arc;
 
@@ -66,7 +67,8 @@ impl Carrier {
         }
     }
 
-    /// As [`Carrier::load`], of all that comes to `lane` from the device, which begins there: what is short has come sooner so.
+    /// As [`Carrier::load`], of all that comes to `lane` from the device, which begins there: what is short
+    /// has come sooner so.
     ///
     /// # Safety
     /// As [`Carrier::load`].

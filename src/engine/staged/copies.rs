@@ -1,8 +1,9 @@
 //! Copies between a device and pinned memory, by kernels where the device has any.
 //!
-//! A device's copy engines have few queues, and all streams share them, whatever their priority. What a caller's stream
-//! was given behind a call, a copy of the result to the host say, waits at the head of one of them; a copy of ours behind it
-//! in the same queue would never run. Kernels have more queues. And they are no slower.
+//! A device's copy engines have few queues, and all streams share them, whatever their priority. What a
+//! caller's stream was given behind a call, a copy of the result to the host say, waits at the head of one of
+//! them; a copy of ours behind it in the same queue would never run. Kernels have more queues. And they are
+//! no slower.
 
 use super::StreamOrder;
 use super::porter::{Copying, Way};
@@ -90,7 +91,8 @@ impl StreamOrder {
     }
 }
 
-/// Copies in the order of a stream, between its device and memory that is pinned, which is reached at its own address.
+/// Copies in the order of a stream, between its device and memory that is pinned, which is reached at its own
+/// address.
 ///
 /// # Safety
 /// As [`Stream`] says. [`COPY`] has been prepared on its device.

@@ -1,5 +1,5 @@
-//! How a call is cut into pieces, and where the bytes of a piece lie. The same cut on every rank: it depends on what
-//! the ranks agree on, and nothing else.
+//! How a call is cut into pieces, and where the bytes of a piece lie. The same cut on every rank: it depends
+//! on what the ranks agree on, and nothing else.
 
 #![forbid(unsafe_code)]
 
@@ -40,15 +40,15 @@ impl Piece {
 const GRAIN: u64 = 64;
 
 impl Cut {
-    /// Blocks of `count` elements of `element` bytes; a rank has `blocks` of them at most. A piece of all blocks has about
-    /// `bytes` bytes.
+    /// Blocks of `count` elements of `element` bytes; a rank has `blocks` of them at most. A piece of all
+    /// blocks has about `bytes` bytes.
     pub fn even(count: u64, blocks: u64, element: usize, bytes: usize) -> Cut {
         let row = blocks.max(1).saturating_mul(element as u64);
         Cut::by(count, bytes as u64 / row)
     }
 
-    /// Blocks of `counts` elements of `element` bytes. The first piece of all blocks, which is the longest, has about `bytes`
-    /// bytes.
+    /// Blocks of `counts` elements of `element` bytes. The first piece of all blocks, which is the longest,
+    /// has about `bytes` bytes.
     pub fn listed(counts: &[u64], element: usize, bytes: usize) -> Cut {
         let mut sorted = counts.to_vec();
         sorted.sort_unstable();

@@ -1,5 +1,5 @@
-//! A queue that mostly has one in it, for which nothing is allocated: one thread begins a call and another ends it, and what that frees
-//! costs the next call's thread more than memory of its own.
+//! A queue that mostly has one in it, for which nothing is allocated: one thread begins a call and another
+//! ends it, and what that frees costs the next call's thread more than memory of its own.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -50,13 +50,13 @@ pub struct StreamOrder {
     pub device: u32,
     /// When the caller's stream has come to the call.
     pub entry: Entry,
-    /// What carries bytes, on the caller's stream, and is let go when nothing touches the caller's memory any more; `None`: side
-    /// streams do.
+    /// What carries bytes, on the caller's stream, and is let go when nothing touches the caller's memory any
+    /// more; `None`: side streams do.
     pub errand: Option<Errand>,
     /// Released when nothing touches the caller's memory any more; `None`: no stream waits for that.
     pub exit: Option<Arc<Word>>,
-    /// What copies between the device and pinned memory, with [`COPY`] prepared; `None`: the copy engines, for devices that have
-    /// no kernels.
+    /// What copies between the device and pinned memory, with [`COPY`] prepared; `None`: the copy engines,
+    /// for devices that have no kernels.
     pub copier: Option<Arc<dyn Kernels>>,
     /// Where side streams carry: that the driver is asked in the call's course.
     pub asking: Option<Asking>,
@@ -102,8 +102,8 @@ pub struct Combined {
     pub own_is_left: bool,
 }
 
-/// Makes the operation that exchanges a piece, between what this rank contributes (NULL if nothing) and where its
-/// part of the result goes (NULL if it has none).
+/// Makes the operation that exchanges a piece, between what this rank contributes (NULL if nothing) and where
+/// its part of the result goes (NULL if it has none).
 pub type Exchange =
     Box<dyn FnMut(&Group, &Turn, Piece, *mut u8, *mut u8) -> Result<Box<dyn Operation>> + Send>;
 

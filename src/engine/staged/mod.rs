@@ -5,23 +5,28 @@
 //! pieces are loaded and the last ones stored meanwhile: up to [`LANES`] pieces are under way. Calls that no
 //! cut of all ranks fits, since their lists may differ from rank to rank, go message by message ([`lists`]).
 //!
-//! A call on a stream has a courier there ([`crate::cuda::courier`]), which loads and stores as the host orders and is dismissed
-//! behind the last order. The host asks the driver for nothing meanwhile ([`carrier`]).
+//! A call on a stream has a courier there ([`crate::cuda::courier`]), which loads and stores as the host
+//! orders and is dismissed behind the last order. The host asks the driver for nothing meanwhile
+//! ([`carrier`]).
 //!
-//! Otherwise loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
-//! call. If the caller's stream waits, then for the *exit*, a word that the side stream of the stores releases behind the last of
-//! them. The host learns of the entry and of copies by their events. A device has fewer queues than a process has streams, and
-//! what waits in one stream holds up others that share its queue, and so maybe that which it waits for. Hence side streams are
-//! given nothing that cannot run at once; and a stream waits for an exit only where there are queues enough
-//! ([`crate::cuda::queues`]), else the thread that calls does. Where none waits, each side stream has one copy at a time (`porter`).
+//! Otherwise loads and stores run on side streams, once the host has seen the *entry*: that the caller's
+//! stream has come to the call. If the caller's stream waits, then for the *exit*, a word that the side
+//! stream of the stores releases behind the last of them. The host learns of the entry and of copies by their
+//! events. A device has fewer queues than a process has streams, and what waits in one stream holds up others
+//! that share its queue, and so maybe that which it waits for. Hence side streams are given nothing that
+//! cannot run at once; and a stream waits for an exit only where there are queues enough
+//! ([`crate::cuda::queues`]), else the thread that calls does. Where none waits, each side stream has one
+//! copy at a time (`porter`).
 //!
-//! Whoever moves operations looks at couriers and events at once for half a millisecond, then after naps ([`super::endpoint`]).
+//! Whoever moves operations looks at couriers and events at once for half a millisecond, then after naps
+//! ([`super::endpoint`]).
 //!
-//! A call that is given up dismisses its courier, or enqueues the release of the exit, behind the copies that are under way: the
-//! caller's stream goes on when nothing touches the caller's memory any more, and not before.
+//! A call that is given up dismisses its courier, or enqueues the release of the exit, behind the copies that
+//! are under way: the caller's stream goes on when nothing touches the caller's memory any more, and not
+//! before.
 //!
-//! Memory of the host that a call on devices names, or that a call ordered on a stream names, is copied by the processor
-//! once the entry has been reached.
+//! Memory of the host that a call on devices names, or that a call ordered on a stream names, is copied by
+//! the processor once the entry has been reached.
 
 mod carrier;
 mod copies;
@@ -83,7 +88,8 @@ pub struct Staged {
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
     begun: bool,
-    // stored <= delivered <= exchanged <= issued <= stored + LANES, or more where pieces are kept: `busy` begins with piece `stored`.
+    // stored <= delivered <= exchanged <= issued <= stored + LANES, or more where pieces are kept: `busy`
+    // begins with piece `stored`.
     /// Pieces whose load has been issued,
     issued: u32,
     /// that have been exchanged,
@@ -104,7 +110,8 @@ impl Staged {
     /// A call.
     ///
     /// # Safety
-    /// Both sides stay valid until the operation has ended or is abandoned, and then until its stream has been let go.
+    /// Both sides stay valid until the operation has ended or is abandoned, and then until its stream has
+    /// been let go.
     pub unsafe fn new(job: Job) -> Staged {
         Staged {
             job,
@@ -167,10 +174,11 @@ impl Staged {
         Ok(())
     }
 
-    /// Sees to the call's pinned memory before it begins, or its stream waits: none is made in its course, since the driver may wait for
-    /// streams that wait for calls behind it. A call that a courier serves takes all that it can use if it is the `first` that the stream
-    /// waits for; else one lane, and later what earlier calls have done with. Others find there what they can use when they come to it.
-    /// May wait for the driver: not with a lock held.
+    /// Sees to the call's pinned memory before it begins, or its stream waits: none is made in its course,
+    /// since the driver may wait for streams that wait for calls behind it. A call that a courier serves
+    /// takes all that it can use if it is the `first` that the stream waits for; else one lane, and later
+    /// what earlier calls have done with. Others find there what they can use when they come to it. May wait
+    /// for the driver: not with a lock held.
     pub fn provided(mut self, first: bool, streams_wait: &dyn Fn() -> bool) -> Result<Staged> {
         self.provide(if first { LANES } else { 1 }, streams_wait)?;
         Ok(self)
@@ -252,8 +260,8 @@ impl Staged {
         Ok(true)
     }
 
-    /// Whether the next piece is kept however much is: a message that comes before the stream, all of it. Who has sent it may
-    /// wait for that before it sends what this stream waits for.
+    /// Whether the next piece is kept however much is: a message that comes before the stream, all of it. Who
+    /// has sent it may wait for that before it sends what this stream waits for.
     fn keeps(&mut self) -> Result<bool> {
         Ok(self.begun && self.exchanged == self.issued && !self.has_entered()?)
     }
@@ -351,8 +359,8 @@ impl Staged {
             let to = to.wrapping_add(packed);
             match place {
                 Place::Device(from) if bytes == whole => {
-                    // SAFETY: the bytes lie in the caller's memory, which has been promised, and in the lane, which is this
-                    // call's.
+                    // SAFETY: the bytes lie in the caller's memory, which has been promised, and in the lane,
+                    // which is this call's.
                     unsafe { carrier.load_all(order, self.lane(index)?, from + at as u64, bytes) }?
                 }
                 Place::Device(from) => {
@@ -389,8 +397,9 @@ impl Staged {
         }
     }
 
-    /// Begins to store a piece of such a result, which waits for no other rank. Not before it is loaded: nothing of a call that is
-    /// given up is written when its stream comes. The last piece may come before one that waits for pinned memory.
+    /// Begins to store a piece of such a result, which waits for no other rank. Not before it is loaded:
+    /// nothing of a call that is given up is written when its stream comes. The last piece may come before
+    /// one that waits for pinned memory.
     fn keep(&mut self, index: u32, (from, to): (u64, u64)) -> Result<()> {
         let (order, carrier, lane) = (&self.job.order, self.carrier(), self.lane(index)?);
         let shape = &self.job.output.shape;
@@ -497,8 +506,9 @@ impl Staged {
         }
     }
 
-    /// The courier, if it serves this call alone. What starts together shares one, and may need what another stores; else the stream sees
-    /// to that, whoever has the turn: the couriers of calls behind this one come when its own has left.
+    /// The courier, if it serves this call alone. What starts together shares one, and may need what another
+    /// stores; else the stream sees to that, whoever has the turn: the couriers of calls behind this one come
+    /// when its own has left.
     fn own_courier(&self) -> Option<&Courier> {
         self.job.order.entry.courier().filter(|courier| !courier.is_shared())
     }
@@ -617,8 +627,8 @@ impl Staged {
 }
 
 impl Drop for Staged {
-    /// Of one that has not begun, since its group refused it or something was lacking, others use the pinned memory: freeing it may
-    /// wait for streams.
+    /// Of one that has not begun, since its group refused it or something was lacking, others use the pinned
+    /// memory: freeing it may wait for streams.
     fn drop(&mut self) {
         if self.carrier.is_none() && !self.free.is_empty() {
             resources::give_back(self.free.take_all().collect());
@@ -667,7 +677,8 @@ impl Operation for Staged {
         self.current.as_ref().map_or_else(Vec::new, |operation| operation.waits_for(group))
     }
 
-    /// A courier loads when its stream comes, whoever has the turn by then. What it needs no other lane for than those that it has.
+    /// A courier loads when its stream comes, whoever has the turn by then. What it needs no other lane for
+    /// than those that it has.
     fn prepare(&mut self, group: &Group) {
         if self.carrier.is_none() && self.own_courier().is_some() && self.job.input.is_on_device() {
             self.early = self.set_out(group).and_then(|()| {

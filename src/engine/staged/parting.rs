@@ -22,8 +22,9 @@ pub(super) enum Tail {
     Ended,
 }
 
-/// Has the caller's memory come back to it behind the copies under way on `streams`. `tail` comes behind them all, and so does the
-/// release of `exit`, if a stream waits for that; or the driver has refused something of it. `None`: nobody will know when they end.
+/// Has the caller's memory come back to it behind the copies under way on `streams`. `tail` comes behind them
+/// all, and so does the release of `exit`, if a stream waits for that; or the driver has refused something of
+/// it. `None`: nobody will know when they end.
 pub(super) fn part(exit: Option<&Arc<Word>>, streams: &[&Stream], tail: Result<Event>) -> Option<Tail> {
     let until = Deadline::after(COPIES);
     let error = match tail {
@@ -69,14 +70,15 @@ pub(super) mod tests {
     /// Copies that each stream has been given.
     const GIVEN: usize = 10;
 
-    /// That of a call on the first device which came behind nothing, and which has no kernels; a stream waits for `exit`.
+    /// That of a call on the first device which came behind nothing, and which has no kernels; a stream waits
+    /// for `exit`.
     pub(in super::super) fn order_of_nothing(devices: &Arc<Devices>, exit: Option<Arc<Word>>) -> StreamOrder {
         let (devices, entry) = (devices.clone(), Entry::nothing());
         StreamOrder { devices, device: 0, entry, errand: None, exit, copier: None, asking: None }
     }
 
-    /// Whatever the driver refuses while a call is given up, nothing is written when the caller has its memory back: when
-    /// `leave` comes back, or when the stream goes on that waits for the call.
+    /// Whatever the driver refuses while a call is given up, nothing is written when the caller has its
+    /// memory back: when `leave` comes back, or when the stream goes on that waits for the call.
     pub(in super::super) fn memory_comes_back_behind_copies<T>(
         begin: impl Fn(&Arc<Devices>) -> T,
         streams: impl Fn(&T) -> Vec<&Stream>,

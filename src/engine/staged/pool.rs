@@ -1,5 +1,5 @@
-//! Pools of what calls run in, for the calls behind them, and what of it was left by calls that ended before the device
-//! had done with it.
+//! Pools of what calls run in, for the calls behind them, and what of it was left by calls that ended before
+//! the device had done with it.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -30,8 +30,8 @@ pub(super) trait Left {
 /// A pool of the process.
 pub(super) struct Pool<S: Stock> {
     shelves: Mutex<Shelves<S>>,
-    /// Those who ask the driver what has ended do so one after the other: what they ask about is not in the pool meanwhile, and
-    /// another would make something instead of it.
+    /// Those who ask the driver what has ended do so one after the other: what they ask about is not in the
+    /// pool meanwhile, and another would make something instead of it.
     asking: Mutex<()>,
 }
 
@@ -68,10 +68,11 @@ impl<S: Stock> Pool<S> {
         self.lock().left.push(left);
     }
 
-    /// Looks what the device has done with of what calls have left: without `asks_driver` only where that is known without it.
+    /// Looks what the device has done with of what calls have left: without `asks_driver` only where that is
+    /// known without it.
     ///
-    /// The driver is asked without the pool's lock: it may be long in coming back, and calls that need nothing of it take and
-    /// give back meanwhile.
+    /// The driver is asked without the pool's lock: it may be long in coming back, and calls that need
+    /// nothing of it take and give back meanwhile.
     pub(super) fn unpark(&self, asks_driver: bool) {
         let mut shelves = self.lock();
         // Mostly there is nothing.

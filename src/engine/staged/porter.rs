@@ -1,12 +1,14 @@
 //! Side streams that no stream waits for: each has one copy to do at a time, and nothing else.
 //!
-//! The driver gives a stream that has been idle a queue of the device that nothing is in, if there is any, and a stream that has
-//! something left to do keeps its own. That queue may be another stream's, too: two threads that give two streams something at the same
-//! moment get one for both, and the double deals out one that is empty while its stream waits elsewhere. Then what the other stream is
-//! given behind something that waits (a courier behind another, a kernel of the program behind a courier) stands in the queue, and what
-//! a side stream is given next stands behind it, for ever if that is what the other waits for: the next piece of a message, or
-//! the event that tells that a copy has ended. So a side stream is given nothing while it has something to do, and every copy finds a
-//! queue anew. That it has ended is learned from the stream, which is idle then.
+//! The driver gives a stream that has been idle a queue of the device that nothing is in, if there is any,
+//! and a stream that has something left to do keeps its own. That queue may be another stream's, too: two
+//! threads that give two streams something at the same moment get one for both, and the double deals out one
+//! that is empty while its stream waits elsewhere. Then what the other stream is given behind something that
+//! waits (a courier behind another, a kernel of the program behind a courier) stands in the queue, and what a
+//! side stream is given next stands behind it, for ever if that is what the other waits for: the next piece
+//! of a message, or the event that tells that a copy has ended. So a side stream is given nothing while it
+//! has something to do, and every copy finds a queue anew. That it has ended is learned from the stream,
+//! which is idle then.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
@@ -31,7 +33,8 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Gives `stream`, whose turns these are, something if it has nothing to do. Its number; `None` if nothing was given.
+    /// Gives `stream`, whose turns these are, something if it has nothing to do. Its number; `None` if
+    /// nothing was given.
     fn give(&self, stream: &Stream, give: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
         // Another thread may be held up in the driver.
         let _giving = match self.giving.try_lock() {
@@ -93,7 +96,8 @@ pub(super) struct Copying {
 struct Line {
     /// Copies that the stream has not been given, in their order.
     waiting: VecDeque<Copying>,
-    /// The number of the one that it has been given last, as its [`Turns`] count, until that is known to have ended.
+    /// The number of the one that it has been given last, as its [`Turns`] count, until that is known to have
+    /// ended.
     under_way: Option<u64>,
     /// How many there have been.
     ordered: u32,

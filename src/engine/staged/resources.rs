@@ -1,6 +1,6 @@
-//! What staged calls run in: streams, events, pinned memory. Kept by the process between calls, so that a call allocates
-//! nothing that an earlier one has given back, and nothing is freed while streams wait for the host: freeing may wait
-//! for the device.
+//! What staged calls run in: streams, events, pinned memory. Kept by the process between calls, so that a
+//! call allocates nothing that an earlier one has given back, and nothing is freed while streams wait for the
+//! host: freeing may wait for the device.
 
 #[cfg(test)]
 mod tests;
@@ -119,10 +119,12 @@ impl PinnedLane {
 /// Lanes are made in powers of two, this many bytes at least.
 const SMALLEST: usize = 64 * 1024;
 
-/// Bytes of the one lane of each device that calls have that can have no other: as many as input and output of a piece have.
+/// Bytes of the one lane of each device that calls have that can have no other: as many as input and output
+/// of a piece have.
 pub(super) const SPARE_BYTES: usize = 2 * super::PIECE_BYTES;
 
-/// Pinned memory of a device above this is given back to the system after use, if no stream can wait for the host.
+/// Pinned memory of a device above this is given back to the system after use, if no stream can wait for the
+/// host.
 const KEPT_BYTES: usize = 256 * 1024 * 1024;
 
 /// What is left of calls that ended before their copies.
@@ -163,11 +165,13 @@ impl Left for Parked {
     }
 }
 
-/// How long a call without a stream looks whether it can begin, before it asks to be told: an idle device says so sooner.
+/// How long a call without a stream looks whether it can begin, before it asks to be told: an idle device
+/// says so sooner.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// What a stream was given before a call: the call does not touch the caller's memory before that is done. The host
-/// looks; no stream waits for it, since what waits in a stream may hold up others that share its queue.
+/// What a stream was given before a call: the call does not touch the caller's memory before that is done.
+/// The host looks; no stream waits for it, since what waits in a stream may hold up others that share its
+/// queue.
 #[derive(Debug)]
 pub struct Entry {
     /// `None`: the stream had nothing left to do.
@@ -188,7 +192,8 @@ impl Entry {
         Entry { mark: Some(Mark::Courier(courier.clone())) }
     }
 
-    /// What `stream`, which is the caller's, has been given so far. Whoever moves the operations of `endpoint` looks.
+    /// What `stream`, which is the caller's, has been given so far. Whoever moves the operations of
+    /// `endpoint` looks.
     pub fn of_caller(stream: &Stream, endpoint: &Arc<Endpoint>) -> Result<Entry> {
         // A stream that is idle may have to wait for the default stream before anything else: an event does.
         let entry = Entry::record(stream)?;
@@ -260,8 +265,9 @@ impl Drop for Entry {
     }
 }
 
-/// For calls without a stream: a stream of ours, one for all on each device, which waits for its default stream. Not
-/// one of those that copy, which would wait, too. [`prepare`] makes it, or whoever needs it before.
+/// For calls without a stream: a stream of ours, one for all on each device, which waits for its default
+/// stream. Not one of those that copy, which would wait, too. [`prepare`] makes it, or whoever needs it
+/// before.
 pub fn front(devices: &Arc<Devices>, device: u32) -> Result<Arc<Stream>> {
     static FRONTS: ByDevice<Arc<Stream>> = ByDevice::new();
     FRONTS.get_or_make(devices, device, || {
@@ -276,9 +282,10 @@ const BAYS: usize = 4;
 const READY_ENTRIES: usize = 64;
 const READY_LANES: usize = 16;
 
-/// Makes what calls on `device` run in, once in the process, before any stream waits for one of them: the driver may wait for
-/// the device when it makes a stream, with the lock of the context held that everything needs which would end that wait. (With two
-/// streams waiting, the tenth to thirtieth stream of the highest priority was not made until they went on: an H200, driver 580.)
+/// Makes what calls on `device` run in, once in the process, before any stream waits for one of them: the
+/// driver may wait for the device when it makes a stream, with the lock of the context held that everything
+/// needs which would end that wait. (With two streams waiting, the tenth to thirtieth stream of the highest
+/// priority was not made until they went on: an H200, driver 580.)
 pub fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     static PREPARED: ByDevice<()> = ByDevice::new();
     PREPARED.get_or_make(devices, device, || make(devices, device))
@@ -375,7 +382,8 @@ impl PinnedLane {
         PinnedLane::kept(devices, device, bytes)
     }
 
-    /// One that nobody uses, as far as is known: of those the one that was used last, which processors have in their caches.
+    /// One that nobody uses, as far as is known: of those the one that was used last, which processors have
+    /// in their caches.
     fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<PinnedLane> {
         let bytes = rounded(bytes);
         let Kept { lanes, surplus, .. } = &mut POOL.lock().stock;
@@ -385,8 +393,8 @@ impl PinnedLane {
         })
     }
 
-    /// The spare lane, if nobody has it, as far as is known without the driver. Whoever has it gives it back as soon as the device has
-    /// copied.
+    /// The spare lane, if nobody has it, as far as is known without the driver. Whoever has it gives it back
+    /// as soon as the device has copied.
     pub(super) fn take_spare(devices: &Arc<Devices>, device: u32) -> Option<PinnedLane> {
         let spares = &mut POOL.lock().stock.spares;
         let index = spares.iter().position(|lane| lane.is_like(devices, device, SPARE_BYTES))?;
@@ -402,7 +410,8 @@ impl PinnedLane {
     }
 }
 
-/// How a call comes to pinned memory before it begins. Making some may wait for the driver: not with a lock held.
+/// How a call comes to pinned memory before it begins. Making some may wait for the driver: not with a lock
+/// held.
 pub(super) struct Supply<'a> {
     order: &'a StreamOrder,
     /// Whether streams may wait for calls.
@@ -414,7 +423,8 @@ impl<'a> Supply<'a> {
         Supply { order, streams_wait }
     }
 
-    /// A lane that nobody uses, or a new one. `None`: the driver is not to be asked now, and the spare one serves.
+    /// A lane that nobody uses, or a new one. `None`: the driver is not to be asked now, and the spare one
+    /// serves.
     pub(super) fn lane(&self, bytes: usize) -> Result<Option<PinnedLane>> {
         let StreamOrder { devices, device, .. } = self.order;
         POOL.unpark(true);
@@ -491,7 +501,8 @@ pub(super) fn give_back(lanes: Vec<PinnedLane>) {
     POOL.lock().stock.keep_lanes(lanes);
 }
 
-/// Takes back what a copy on a caller's stream went through, once what each lane's `stored` is behind has ended.
+/// Takes back what a copy on a caller's stream went through, once what each lane's `stored` is behind has
+/// ended.
 pub(super) fn park(lanes: Vec<PinnedLane>) {
     POOL.park(Parked { behind: Behind::Stores, lanes });
 }
@@ -501,8 +512,8 @@ pub(super) fn park_behind(courier: Arc<Courier>, lanes: Vec<PinnedLane>) {
     POOL.park(Parked { behind: Behind::Courier(courier), lanes });
 }
 
-/// Lets go of what a call ran in that is given up, when one copy may be under way on each side stream. The caller has its memory back when
-/// those have ended, or after a while.
+/// Lets go of what a call ran in that is given up, when one copy may be under way on each side stream. The
+/// caller has its memory back when those have ended, or after a while.
 pub(super) fn leave_behind(rest: Rest, lanes: Vec<PinnedLane>) {
     let until = Deadline::after(COPIES);
     while !until.expired() {
@@ -515,8 +526,8 @@ pub(super) fn leave_behind(rest: Rest, lanes: Vec<PinnedLane>) {
     POOL.park(Parked { behind: Behind::Rest(rest), lanes });
 }
 
-/// Lets go of what a call ran in that is given up, when side streams may still use it. The caller's stream goes on
-/// behind the copies under way, unless it has been let go (`released`).
+/// Lets go of what a call ran in that is given up, when side streams may still use it. The caller's stream
+/// goes on behind the copies under way, unless it has been let go (`released`).
 pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<PinnedLane>, released: bool) {
     let StreamOrder { devices, device, exit, .. } = order;
     let behind = || -> Result<Event> {
@@ -551,10 +562,10 @@ impl Stock for Kept {
 }
 
 impl Kept {
-    /// Keeps lanes for the next calls. Of what is too much those go that have been used least lately: a call that is made again
-    /// finds what it had. Where streams may wait for the host none goes: giving registered memory back waits for them, with
-    /// a lock held that what they wait for needs. Couriers wait for the host everywhere: elsewhere it goes when none is on its way, and
-    /// calls have it until then.
+    /// Keeps lanes for the next calls. Of what is too much those go that have been used least lately: a call
+    /// that is made again finds what it had. Where streams may wait for the host none goes: giving registered
+    /// memory back waits for them, with a lock held that what they wait for needs. Couriers wait for the host
+    /// everywhere: elsewhere it goes when none is on its way, and calls have it until then.
     fn keep_lanes(&mut self, lanes: Vec<PinnedLane>) {
         for lane in lanes {
             lane.forget_orders();
@@ -620,9 +631,9 @@ fn give_surplus_back(devices: &Arc<Devices>) {
 
 /// Has whoever moves an endpoint's operations look again soon, when a stream has been given something.
 ///
-/// No host function does that. The driver keeps a thread that gives one to any stream of a device waiting while another
-/// thread waits for room in a stream's queue; and behind a wait for a value each takes as much of that room as a dozen
-/// copies (a stream that waits for calls was full after 55 on an H200, driver 580).
+/// No host function does that. The driver keeps a thread that gives one to any stream of a device waiting
+/// while another thread waits for room in a stream's queue; and behind a wait for a value each takes as much
+/// of that room as a dozen copies (a stream that waits for calls was full after 55 on an H200, driver 580).
 pub(super) struct Ringer(Arc<Endpoint>);
 
 impl Ringer {

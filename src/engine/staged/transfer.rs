@@ -1,5 +1,5 @@
-//! Copies by themselves, on a caller's stream: from its device to pinned memory of the library, and back. They need no
-//! side stream, since what the stream is given next is to wait for them anyway.
+//! Copies by themselves, on a caller's stream: from its device to pinned memory of the library, and back.
+//! They need no side stream, since what the stream is given next is to wait for them anyway.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -16,16 +16,18 @@ use crate::error::{Result, fail};
 /// Parts of a transfer begin at multiples of this many bytes of the pinned memory.
 const ALIGNMENT: usize = 64;
 
-/// Device memory on its way to the host. Dropping it is fine at any time: the pinned memory is used again when the copies
-/// are done.
+/// Device memory on its way to the host. Dropping it is fine at any time: the pinned memory is used again
+/// when the copies are done.
 #[derive(Debug)]
 pub struct Load(Transfer);
 
 impl Load {
-    /// Gives `stream` the copies of `parts`, addresses and lengths, and has whoever moves the operations of `endpoint` look for their end.
+    /// Gives `stream` the copies of `parts`, addresses and lengths, and has whoever moves the operations of
+    /// `endpoint` look for their end.
     ///
     /// # Safety
-    /// The parts are memory of the stream's device, and nobody writes to it until what the stream is given next.
+    /// The parts are memory of the stream's device, and nobody writes to it until what the stream is given
+    /// next.
     pub unsafe fn begin(
         stream: &Stream,
         parts: &[(u64, usize)],
@@ -56,8 +58,8 @@ impl Load {
         self.0.behind()?.synchronize(deadline)
     }
 
-    /// Where a part lies in pinned memory: as long as it was, aligned to 64 bytes. Its bytes are there once the load is
-    /// complete.
+    /// Where a part lies in pinned memory: as long as it was, aligned to 64 bytes. Its bytes are there once
+    /// the load is complete.
     pub fn part(&self, index: usize) -> *const u8 {
         self.0.lane().address().wrapping_add(self.0.parts[index].start).cast_const()
     }
@@ -67,16 +69,18 @@ impl Load {
 const PIECE: usize = 4 * 1024 * 1024;
 const PORTION: usize = 128 * 1024;
 
-/// Copies host memory to the device of `stream`, in its order: `parts` are the bytes, which have been read by `team` when
-/// this returns, and where they go.
+/// Copies host memory to the device of `stream`, in its order: `parts` are the bytes, which have been read by
+/// `team` when this returns, and where they go.
 ///
 /// # Safety
-/// The destinations are memory of the stream's device that nobody else touches, until what the stream is given next.
+/// The destinations are memory of the stream's device that nobody else touches, until what the stream is
+/// given next.
 pub unsafe fn store(stream: &Stream, parts: &[(&[u8], u64)], team: &dyn Team) -> Result<()> {
     let mut transfer = Transfer::new(stream, parts.iter().map(|(bytes, _)| bytes.len()))?;
     for ((bytes, to), range) in parts.iter().zip(&transfer.parts) {
         let room = transfer.lane().address().wrapping_add(range.start);
-        // SAFETY: the lane has room for the part, is this transfer's, and its memory is zeros or what calls left.
+        // SAFETY: the lane has room for the part, is this transfer's, and its memory is zeros or what calls
+        // left.
         let room = unsafe { std::slice::from_raw_parts_mut(room, bytes.len()) };
         for (to, (from, room)) in (*to..).step_by(PIECE).zip(bytes.chunks(PIECE).zip(room.chunks_mut(PIECE)))
         {
@@ -160,8 +164,8 @@ mod tests {
     use crate::cuda::double::{Double, Order};
     use crate::engine::joint::Alone;
 
-    /// A part of so many bytes goes to the host and back to another place, while the caller's stream writes before and
-    /// after. What went wrong.
+    /// A part of so many bytes goes to the host and back to another place, while the caller's stream writes
+    /// before and after. What went wrong.
     fn there_and_back(order: Order) -> Vec<String> {
         let double = Double::new(1, order);
         let devices = Devices::over(double.clone()).expect("a driver");

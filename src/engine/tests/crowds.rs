@@ -1,4 +1,5 @@
-//! Many operations under way at a time: they are looked at when something comes for them, and then all of them end as few do.
+//! Many operations under way at a time: they are looked at when something comes for them, and then all of
+//! them end as few do.
 
 use std::time::Instant;
 
@@ -56,8 +57,9 @@ fn receives(
     (into.iter_mut().enumerate().map(start).collect(), looks)
 }
 
-/// More threads poll than there are processors, each for a rank of its own: one that loses its processor while it has what others need
-/// keeps the service thread, which opens the links of all of them, from its work.
+/// More threads poll than there are processors, each for a rank of its own: one that loses its processor
+/// while it has what others need keeps the service thread, which opens the links of all of them, from its
+/// work.
 #[test]
 fn ranks_of_one_process_that_poll_leave_the_others_their_turns() {
     const RANKS: u32 = 32;

@@ -1,5 +1,5 @@
-//! Messages that one side gives up, at whatever moment: nothing is kept for them, their memory is left alone, and the next
-//! message is the next one.
+//! Messages that one side gives up, at whatever moment: nothing is kept for them, their memory is left alone,
+//! and the next message is the next one.
 
 use std::time::Instant;
 
@@ -36,8 +36,8 @@ fn move_until(groups: &[Arc<Group>; 2], what: &str, mut there: impl FnMut() -> b
     }
 }
 
-/// A message of each kind from each rank to the other, with a tag that others have, too: each gets its own bytes. What has
-/// been sent before has come after that.
+/// A message of each kind from each rank to the other, with a tag that others have, too: each gets its own
+/// bytes. What has been sent before has come after that.
 fn in_step(groups: &[Arc<Group>; 2], tag: u64) {
     for (round, len) in [8, LONG].into_iter().enumerate() {
         for group in groups {
@@ -109,7 +109,8 @@ fn is_told(running: &Running) {
     assert!(error.text().contains("gave up in the middle of a message"), "{error}");
 }
 
-/// Nobody has read at the sender that its message has been taken, or it has not even been said: there is no room.
+/// Nobody has read at the sender that its message has been taken, or it has not even been said: there is no
+/// room.
 #[test]
 fn a_send_that_has_been_taken_is_complete_when_it_is_given_up() {
     for is_full in [false, true] {
@@ -164,7 +165,8 @@ fn more_messages_than_can_stand_announced_come_or_are_given_up_like_others() {
     nothing_is_left(&groups, before, 4);
 }
 
-/// What a receive that is late would have taken while it asks what the others do is for the next one, whoever moves messages.
+/// What a receive that is late would have taken while it asks what the others do is for the next one, whoever
+/// moves messages.
 #[test]
 fn a_message_that_comes_behind_the_deadline_is_for_the_next_receive() {
     for shm in [true, false] {
@@ -206,7 +208,8 @@ fn messages_that_nobody_has_taken_are_given_up_without_a_trace() {
         let (groups, before) = begun(shm);
         let (bytes, mut came) = (vec![1; LONG], vec![0; LONG]);
         for tag in 10..1010 {
-            // A receive that nothing comes for, and a long send that nobody asks for, which the other has heard of or not.
+            // A receive that nothing comes for, and a long send that nobody asks for, which the other has
+            // heard of or not.
             assert!(receive(&groups[1], tag, &mut came[..8]).cancel());
             let sent = send(&groups[0], tag, &bytes);
             if tag % 2 == 0 {
@@ -484,7 +487,8 @@ fn a_word_that_comes_after_the_last_look_goes_with_its_message() {
 fn what_comes_after_half_of_a_message_is_read_into_nothing() {
     let shm = Options { tcp: false, ring_bytes: 16 * 1024, ..Options::default() };
     let tcp = Options { shm: false, ..Options::default() };
-    // More than there is room for on the way: sent unasked; in parts, through the ring; in parts, over all connections.
+    // More than there is room for on the way: sent unasked; in parts, through the ring; in parts, over all
+    // connections.
     for (len, options) in [(60_000, shm.clone()), (LONG, Options { pull: false, ..shm }), (48 << 20, tcp)] {
         let groups = linked(pair_with(&options));
         in_step(&groups, 1);
@@ -548,8 +552,8 @@ fn nobody_writes_to_a_receive_or_reads_a_send_that_is_over() {
             while Instant::now() < until {
                 groups[round as usize % 2].endpoint().progress(0, Through::Messages);
             }
-            // One gives up and lets go of its memory; the other goes on, and whoever touched that memory would end this
-            // process, or its link.
+            // One gives up and lets go of its memory; the other goes on, and whoever touched that memory
+            // would end this process, or its link.
             let sides = [(&sends, from), (&receives, into)];
             let (gives_up, memory) = sides[round as usize / 2 % 2];
             let (other, others) = sides[1 - round as usize / 2 % 2];

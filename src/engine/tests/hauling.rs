@@ -24,7 +24,8 @@ fn alone() -> MutexGuard<'static, ()> {
     alone
 }
 
-/// Two linked ranks with several threads each. The second lane of each thread is one more than there are threads.
+/// Two linked ranks with several threads each. The second lane of each thread is one more than there are
+/// threads.
 fn threaded_pair() -> [Arc<Group>; 2] {
     let (tcp_streams, tcp_threads) = (Some(THREADS + 1), Some(THREADS));
     linked(pair_with(&Options { shm: false, tcp_streams, tcp_threads, ..Options::default() }))

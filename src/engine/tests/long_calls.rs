@@ -1,4 +1,5 @@
-//! A long direct call moves a part in each look: in between, deadlines, failures and other operations have their turn.
+//! A long direct call moves a part in each look: in between, deadlines, failures and other operations have
+//! their turn.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +16,8 @@ const BYTES: usize = COUNT * size_of::<u32>();
 /// What is moved in a look, at most: a block of a reduction.
 const LOOK: usize = 256 * 1024;
 
-/// The first look moves a part, and so do two more before a deadline is found to have passed. None comes so far.
+/// The first look moves a part, and so do two more before a deadline is found to have passed. None comes so
+/// far.
 const UNTOUCHED: usize = COUNT / 2;
 
 /// What a rank gives.
@@ -83,7 +85,8 @@ fn broadcast_sides() -> [Side; 2] {
     [root, Side::apart(BROADCAST, Vec::new(), given(0, COUNT))]
 }
 
-/// Calls of every kind, in which each rank that moves anything moves `COUNT` elements or more; and which ranks do.
+/// Calls of every kind, in which each rank that moves anything moves `COUNT` elements or more; and which
+/// ranks do.
 fn calls() -> Vec<(Kind, [Side; 2], [bool; 2])> {
     let both = |side: &dyn Fn(usize) -> Side| [side(0), side(1)];
     let sum: Vec<u32> =

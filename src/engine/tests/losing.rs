@@ -14,7 +14,8 @@ use crate::rendezvous::store::Store;
 use crate::transport::Link;
 use crate::transport::service::{Attendance, Identity, Port, Registration};
 
-/// A launcher's store that has stopped. It may tell when it is asked, and stand still until nobody holds it up.
+/// A launcher's store that has stopped. It may tell when it is asked, and stand still until nobody holds it
+/// up.
 #[derive(Default)]
 struct Stopped(Option<Mutex<(mpsc::Sender<()>, mpsc::Receiver<()>)>>);
 
@@ -214,8 +215,8 @@ fn first(bytes: &[u8], len: usize) -> Source {
     Source { address: bytes.as_ptr(), len }
 }
 
-/// A member whose messages are not as they should be cannot have more written to memory than was asked for, nor after
-/// it was told to be there.
+/// A member whose messages are not as they should be cannot have more written to memory than was asked for,
+/// nor after it was told to be there.
 #[test]
 fn more_bytes_than_were_announced_break_the_link() {
     let groups = linked_pair(false);
@@ -371,7 +372,8 @@ fn a_rank_that_does_not_reach_another_while_memory_is_shared_tells_all() {
     }
 }
 
-/// As where one has returned from making a group and aborts its parent, while another still waits for the last word of that.
+/// As where one has returned from making a group and aborts its parent, while another still waits for the
+/// last word of that.
 #[test]
 fn a_rank_that_fails_late_while_memory_is_shared_leaves_nothing_of_it_behind() {
     let parents = linked_pair(true);
@@ -473,8 +475,8 @@ fn a_rank_that_left_without_reading_all_is_not_waited_for() {
     assert_eq!(other.failure(), None);
 }
 
-/// What rank 0 has sent over the second of two streams is read although the first takes, or gives, nothing any more: rank 0 may have
-/// ended in order, with something unread, of which the kernel makes a reset.
+/// What rank 0 has sent over the second of two streams is read although the first takes, or gives, nothing
+/// any more: rank 0 may have ended in order, with something unread, of which the kernel makes a reset.
 #[test]
 fn what_has_come_over_one_stream_is_read_though_another_has_broken() {
     for writes in [true, false] {

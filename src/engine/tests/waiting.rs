@@ -127,8 +127,9 @@ fn one_of_several_sleepers_always_has_the_bell() {
     });
 }
 
-/// Rank 0 has told where a long message is, and then looks at nothing; rank 1 fills the ring to it, and receives the message. That rank
-/// 0 may let go of it has to wait for room, and rank 1 has no operation left that would wait for that.
+/// Rank 0 has told where a long message is, and then looks at nothing; rank 1 fills the ring to it, and
+/// receives the message. That rank 0 may let go of it has to wait for room, and rank 1 has no operation left
+/// that would wait for that.
 fn receives_behind_a_full_ring(ends: impl FnOnce(&Running), then: impl FnOnce(Arc<Group>) + Send) {
     let [sender, receiver] = linked_pair(true);
     let (bytes, mut came) = (vec![7; LARGE], vec![0; LARGE]);
@@ -274,8 +275,8 @@ fn the_deadline_of_what_is_begun_beside_a_sleeper_passes_in_time() {
     });
 }
 
-/// A rank that sends in shared memory so fast that each look finds something, and one on the network, whose link is looked at when
-/// nothing else moves.
+/// A rank that sends in shared memory so fast that each look finds something, and one on the network, whose
+/// link is looked at when nothing else moves.
 #[test]
 fn a_peer_that_sends_all_the_time_keeps_nothing_of_others_away() {
     let [shm, tcp] = [true, false].map(|shm| Options { shm, ..Options::default() });

@@ -1,8 +1,9 @@
 //! The ids that this process has made, and how long it serves them.
 //!
-//! The server of an id lives until the first meeting by it is over, and then as long as what was made there. Where that is nothing it
-//! goes on for a while: its store says why, for ranks that come late, or have yet to look. A process that makes ids for others, and is no rank
-//! of theirs, hears of no meeting: it serves an id for a while after the last rank has gone from there.
+//! The server of an id lives until the first meeting by it is over, and then as long as what was made there.
+//! Where that is nothing it goes on for a while: its store says why, for ranks that come late, or have yet to
+//! look. A process that makes ids for others, and is no rank of theirs, hears of no meeting: it serves an id
+//! for a while after the last rank has gone from there.
 
 #![forbid(unsafe_code)]
 
@@ -15,10 +16,11 @@ use crate::error::Result;
 use crate::rendezvous::tcp_server::ServerHandle;
 use crate::sys::global::Global;
 
-/// How many meetings that have failed are served at most: those of a process that tries again and again would be without number.
+/// How many meetings that have failed are served at most: those of a process that tries again and again would
+/// be without number.
 const MOST_FAILED: usize = 8;
-/// How long a meeting that has failed is served at least, unless so many have failed since, and one of others after they have gone. Ranks that
-/// wait look every 16 s or more often for why another cannot join.
+/// How long a meeting that has failed is served at least, unless so many have failed since, and one of others
+/// after they have gone. Ranks that wait look every 16 s or more often for why another cannot join.
 const AFTERWARDS: Duration = Duration::from_secs(60);
 
 static IDS: Global<Ids> = Global::new(Ids { served: Vec::new(), failed: VecDeque::new() });
@@ -38,8 +40,8 @@ pub fn server(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
     IDS.read().server(bytes)
 }
 
-/// A meeting by the ids of these servers is over; the ranks met by the first. If it has ended well, they live as long as somebody keeps
-/// them from now on, else for a while in any case.
+/// A meeting by the ids of these servers is over; the ranks met by the first. If it has ended well, they live
+/// as long as somebody keeps them from now on, else for a while in any case.
 pub fn is_over(servers: &[Arc<ServerHandle>], well: bool) {
     let ended = IDS.write().is_over(servers, well, Instant::now());
     // As above.

@@ -56,8 +56,8 @@ pub(super) struct Output {
 pub(super) type Farewell = &'static str;
 
 impl Connection {
-    /// Whether the next request may be read, or the rest of this one. Not while an answer is due: a client that never reads its
-    /// answers could fill our memory with requests.
+    /// Whether the next request may be read, or the rest of this one. Not while an answer is due: a client
+    /// that never reads its answers could fill our memory with requests.
     pub(super) fn wants_input(&self) -> bool {
         self.output.is_empty() && !self.delayed && matches!(self.state, State::Stranger(_) | State::Ready)
     }

@@ -33,7 +33,8 @@ const READ: Interest = Interest { read: true, ..NOTHING };
 /// How long accepting rests after the kernel refused, when no descriptors are left for instance.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 const CHUNK: usize = 64 << 10;
-/// The most wills of one connection whose keys do not exist yet; of more, the first goes. Each is of a meeting that its client is in.
+/// The most wills of one connection whose keys do not exist yet; of more, the first goes. Each is of a
+/// meeting that its client is in.
 const WILLS: usize = 64;
 
 /// The state of the thread. Connections are known by tokens that are never used again.
@@ -163,7 +164,8 @@ impl Server {
     }
 
     fn admit(&mut self, stream: TcpStream) -> io::Result<()> {
-        // Of the parent alone: a forked child that outlives it would keep its clients waiting, and its port taken.
+        // Of the parent alone: a forked child that outlives it would keep its clients waiting, and its port
+        // taken.
         let stream = Unshared::new(stream);
         stream.set_nonblocking(true)?;
         super::prepare(&stream)?;
@@ -389,8 +391,9 @@ impl Server {
         }
     }
 
-    /// A request of this length has arrived in part. What is long is read on once there is room for the whole of it, which its
-    /// client does not notice: else many that come at once would be left half read, and none could be answered.
+    /// A request of this length has arrived in part. What is long is read on once there is room for the whole
+    /// of it, which its client does not notice: else many that come at once would be left half read, and none
+    /// could be answered.
     fn let_in(&mut self, token: u64, connection: &mut Connection, length: usize) {
         if length <= CHUNK || connection.let_in > 0 || connection.delayed {
             return;
@@ -520,8 +523,8 @@ impl Server {
         Ok(())
     }
 
-    /// Tells all clients, those that ask nothing now, too: this server may have ended when they do. Who connects later is told then, and
-    /// whose answer is on its way behind that.
+    /// Tells all clients, those that ask nothing now, too: this server may have ended when they do. Who
+    /// connects later is told then, and whose answer is on its way behind that.
     fn pass_on(&mut self) {
         for (&token, client) in &mut self.connections {
             if matches!(client.state, State::Ready | State::Waiting(_)) {
@@ -530,7 +533,8 @@ impl Server {
                     continue;
                 }
                 client.tell(&self.words);
-                // Before who says it is answered, whose process may end then, and this server with it. What fails now does so again.
+                // Before who says it is answered, whose process may end then, and this server with it. What
+                // fails now does so again.
                 let _ = client.flush();
                 self.runnable.push(token);
             }
@@ -558,8 +562,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Closing is not enough: a child that was forked at a bad moment has copies of the descriptors, and with them the
-        // port would stay taken and the clients would not see the end. A socket that is closed already needs nothing.
+        // Closing is not enough: a child that was forked at a bad moment has copies of the descriptors, and
+        // with them the port would stay taken and the clients would not see the end. A socket that is closed
+        // already needs nothing.
         let _ = SockRef::from(&*self.listener).shutdown(Shutdown::Both);
         for connection in self.connections.values() {
             let _ = connection.stream.shutdown(Shutdown::Both);

@@ -1,7 +1,7 @@
-//! What comes before an operation that only moves data, so that no Output is written before all ranks that it is made of
-//! are known to have called the same: messages without content. Each carries its rank's call, as every message does, and
-//! a rank whose call is another takes none. They go over links that the algorithm uses anyway, or, where those would
-//! take too many rounds, over doubling distances.
+//! What comes before an operation that only moves data, so that no Output is written before all ranks that it
+//! is made of are known to have called the same: messages without content. Each carries its rank's call, as
+//! every message does, and a rank whose call is another takes none. They go over links that the algorithm
+//! uses anyway, or, where those would take too many rounds, over doubling distances.
 
 use crate::schedule::algorithm::Algorithm;
 use crate::schedule::algorithms::{binomial, dissemination};
@@ -50,7 +50,8 @@ fn all_to_one(b: &mut Builder, shape: &Shape, root: Rank) -> Vec<StepIndex> {
     (1..shape.size).map(|distance| b.await_signal(shape.behind(distance))).collect()
 }
 
-/// A rank obtains nothing but the root's block, which says all that it has to know; where that is empty, a message says so.
+/// A rank obtains nothing but the root's block, which says all that it has to know; where that is empty, a
+/// message says so.
 fn empty_blocks(b: &mut Builder, shape: &Shape, counts: &[u64], root: Rank) {
     let is_empty = |rank: &Rank| counts[*rank as usize] == 0;
     if shape.rank == root {

@@ -1,10 +1,11 @@
-//! BCube (after the network of Guo and others): ranks are the corners of a cube with up to four along each edge. Stage
-//! by stage the ranks of an edge split their common range among them, each folding its part from all, then they gather
-//! in reverse. Half as many rounds as halving-doubling and the same elements, with more messages a round.
+//! BCube (after the network of Guo and others): ranks are the corners of a cube with up to four along each
+//! edge. Stage by stage the ranks of an edge split their common range among them, each folding its part from
+//! all, then they gather in reverse. Half as many rounds as halving-doubling and the same elements, with more
+//! messages a round.
 //!
 //! The edges' lengths multiply to `n`: fours, a two, and last what is odd in `n`, as one edge. An edge joins
-//! neighbouring aligned blocks of a power of two ranks, in the canonical tree's own order: canonical for every `n`. For
-//! an odd `n` it is one edge, which is two-shot.
+//! neighbouring aligned blocks of a power of two ranks, in the canonical tree's own order: canonical for
+//! every `n`. For an odd `n` it is one edge, which is two-shot.
 
 use std::ops::Range;
 

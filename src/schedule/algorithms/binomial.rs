@@ -1,8 +1,9 @@
 //! Binomial trees. `ceil(log2 n)` rounds; whoever is nearest the root moves the vector that many times.
 //!
-//! A reduction runs over the canonical tree itself: the blocks are aligned runs of ranks, and of two neighbouring
-//! blocks the leader of one sends the block's sum to the leader of the other. A block is led by the root if that is a
-//! member, by its first rank otherwise. So the sum ends at any root without a detour, and the order is canonical.
+//! A reduction runs over the canonical tree itself: the blocks are aligned runs of ranks, and of two
+//! neighbouring blocks the leader of one sends the block's sum to the leader of the other. A block is led by
+//! the root if that is a member, by its first rank otherwise. So the sum ends at any root without a detour,
+//! and the order is canonical.
 //!
 //! What only moves data (broadcast, gather, scatter) runs over ranks relabelled from the root on.
 
@@ -68,8 +69,8 @@ pub(in crate::schedule) fn gather(b: &mut Builder, shape: &Shape, counts: &[u64]
     }
 }
 
-/// Every inner rank hears from its subtree and tells its parent. When the steps that it gives back have ended, the root
-/// has heard of all.
+/// Every inner rank hears from its subtree and tells its parent. When the steps that it gives back have
+/// ended, the root has heard of all.
 pub(in crate::schedule) fn collect(b: &mut Builder, shape: &Shape, root: Rank) -> Vec<StepIndex> {
     let tree = Tree::new(shape, root);
     let heard: Vec<_> = tree.children().map(|(child, _)| b.await_signal(child)).collect();
@@ -110,9 +111,9 @@ pub(in crate::schedule) fn scatter(b: &mut Builder, shape: &Shape, counts: &[u64
     b.copy(blocks[0], own);
 }
 
-/// What comes before a scatter of lists: who has nothing to pass on to a child, whose subtree has empty blocks alone, sends a
-/// message that says so. So every rank has a first message from its parent whichever of the two has it empty, and the lists are
-/// compared on every edge of the tree.
+/// What comes before a scatter of lists: who has nothing to pass on to a child, whose subtree has empty
+/// blocks alone, sends a message that says so. So every rank has a first message from its parent whichever of
+/// the two has it empty, and the lists are compared on every edge of the tree.
 pub(in crate::schedule) fn empty_subtrees(b: &mut Builder, shape: &Shape, counts: &[u64], root: Rank) {
     let tree = Tree::new(shape, root);
     let is_empty =
@@ -199,8 +200,8 @@ fn broadcast_piece(
     }
 }
 
-/// The binomial tree over labels, the distances from the root: the parent of a label is the label without its lowest
-/// bit, so a subtree is a run of labels.
+/// The binomial tree over labels, the distances from the root: the parent of a label is the label without its
+/// lowest bit, so a subtree is a run of labels.
 struct Tree {
     root: Rank,
     size: u32,
@@ -237,8 +238,8 @@ impl Tree {
         })
     }
 
-    /// Where the blocks of a run of labels lie among blocks in order of rank: in one piece, or in two where the labels
-    /// pass the last rank.
+    /// Where the blocks of a run of labels lie among blocks in order of rank: in one piece, or in two where
+    /// the labels pass the last rank.
     fn spans(&self, blocks: &Blocks, labels: std::ops::Range<u32>) -> Vec<Span> {
         let wrap = self.size - self.root;
         let before = labels.start.min(wrap)..labels.end.min(wrap);
@@ -263,7 +264,8 @@ impl Tree {
         Span::of(Buffer::Scratch, blocks[0].start..blocks[blocks.len() - 1].end())
     }
 
-    /// The subtree's blocks as the messages that this rank and its parent exchange: cut where the root has to cut.
+    /// The subtree's blocks as the messages that this rank and its parent exchange: cut where the root has to
+    /// cut.
     fn as_root_cuts(&self, counts: &[u64], whole: Span) -> Vec<Span> {
         if self.parent() != self.root {
             return vec![whole];

@@ -1,5 +1,5 @@
-//! Bruck's algorithms: `ceil(log2 n)` rounds for any number of ranks, one message each way a round, for small blocks.
-//! They copy more than direct exchanges do, and all-to-all also sends more.
+//! Bruck's algorithms: `ceil(log2 n)` rounds for any number of ranks, one message each way a round, for small
+//! blocks. They copy more than direct exchanges do, and all-to-all also sends more.
 
 use crate::error::{Result, fail};
 use crate::schedule::algorithms::{coalesce, input_blocks, output_blocks};
@@ -7,9 +7,9 @@ use crate::schedule::builder::Builder;
 use crate::schedule::collective::{Blocks, Shape};
 use crate::schedule::ir::{Buffer, Rank, Span};
 
-/// A rank collects blocks in the order of the ranks from itself on: in the round of distance `d` it has the first `d`,
-/// sends them to the rank `d` behind, and receives the following ones from the rank `d` ahead. Elements over every
-/// link as with direct exchanges; two copies of everything.
+/// A rank collects blocks in the order of the ranks from itself on: in the round of distance `d` it has the
+/// first `d`, sends them to the rank `d` behind, and receives the following ones from the rank `d` ahead.
+/// Elements over every link as with direct exchanges; two copies of everything.
 pub(in crate::schedule) fn allgather(b: &mut Builder, shape: &Shape, counts: &[u64]) {
     let output = output_blocks(counts);
     let rotated: Vec<u64> = (0..shape.size).map(|d| counts[shape.ahead(d) as usize]).collect();
@@ -29,9 +29,9 @@ pub(in crate::schedule) fn allgather(b: &mut Builder, shape: &Shape, counts: &[u
     b.copy(collected.range(wrap, shape.size), output.range(0, shape.rank));
 }
 
-/// The block for the rank `d` ahead travels the distances that are the bits of `d`: in each round half of all blocks
-/// move together. `c / 2` elements a round, for `c` elements of Input. All blocks must have one length on all ranks,
-/// since blocks pass ranks that are not told their counts.
+/// The block for the rank `d` ahead travels the distances that are the bits of `d`: in each round half of all
+/// blocks move together. `c / 2` elements a round, for `c` elements of Input. All blocks must have one length
+/// on all ranks, since blocks pass ranks that are not told their counts.
 pub(in crate::schedule) fn alltoall(
     b: &mut Builder,
     shape: &Shape,

@@ -1,5 +1,5 @@
-//! Pipelined chain broadcast: every rank passes each chunk on to the next. The root and every link move the vector
-//! once, the least there is; `n - 1` rounds before the last rank sees the first chunk.
+//! Pipelined chain broadcast: every rank passes each chunk on to the next. The root and every link move the
+//! vector once, the least there is; `n - 1` rounds before the last rank sees the first chunk.
 
 use crate::schedule::builder::Builder;
 use crate::schedule::collective::Shape;

@@ -8,9 +8,9 @@ pub(in crate::schedule) fn barrier(b: &mut Builder, shape: &Shape) {
     spread(b, shape);
 }
 
-/// Dissemination (Hensgen, Finkel and Manber): in round `k` every rank tells the rank `2^k` ahead about everyone it
-/// has heard of. `ceil(log2 n)` rounds of one message. When the steps that it gives back have ended,
-/// this rank has heard of all.
+/// Dissemination (Hensgen, Finkel and Manber): in round `k` every rank tells the rank `2^k` ahead about
+/// everyone it has heard of. `ceil(log2 n)` rounds of one message. When the steps that it gives back have
+/// ended, this rank has heard of all.
 pub(in crate::schedule) fn spread(b: &mut Builder, shape: &Shape) -> Vec<StepIndex> {
     let mut heard = Vec::new();
     let mut distance = 1;

@@ -1,15 +1,16 @@
-//! Halving-doubling: at level `k` a rank trades with the rank whose number differs in bit `k`; each sends the half of
-//! its range of the vector that the other keeps, and combines the half that it keeps itself. After the last level
-//! everybody holds a small range of the result; going back through the levels, the halves are gathered.
-//! `2 log2 n` rounds and `2 c (n - 1) / n` elements: few rounds and the least elements at once.
+//! Halving-doubling: at level `k` a rank trades with the rank whose number differs in bit `k`; each sends the
+//! half of its range of the vector that the other keeps, and combines the half that it keeps itself. After
+//! the last level everybody holds a small range of the result; going back through the levels, the halves are
+//! gathered. `2 log2 n` rounds and `2 c (n - 1) / n` elements: few rounds and the least elements at once.
 //!
-//! The distance doubles while the range halves, so level `k` joins aligned blocks of `2^k` neighbours: canonical.
+//! The distance doubles while the range halves, so level `k` joins aligned blocks of `2^k` neighbours:
+//! canonical.
 //!
-//! *Other sizes: binary blocks.* The ranks form a block for each bit of `n`, the largest first, and each block reduces
-//! by itself. The canonical tree joins them from the smallest up: each block gives its sum to the next larger one,
-//! where rank `q` takes its range from rank `q mod b` of the smaller block (of `b` ranks), whose range contains it.
-//! The largest block finishes and sends every other block its ranges. That adds two rounds, and one for each bit
-//! of `n` beyond the second.
+//! *Other sizes: binary blocks.* The ranks form a block for each bit of `n`, the largest first, and each
+//! block reduces by itself. The canonical tree joins them from the smallest up: each block gives its sum to
+//! the next larger one, where rank `q` takes its range from rank `q mod b` of the smaller block (of `b`
+//! ranks), whose range contains it. The largest block finishes and sends every other block its ranges. That
+//! adds two rounds, and one for each bit of `n` beyond the second.
 
 use std::ops::Range;
 
@@ -23,8 +24,8 @@ pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64)
     allreduce_piece(b, shape, 0..count);
 }
 
-/// In pieces, each through all levels by itself: while one is gathered another is reduced. No message is larger than
-/// a chunk.
+/// In pieces, each through all levels by itself: while one is gathered another is reduced. No message is
+/// larger than a chunk.
 pub(in crate::schedule) fn allreduce_in_pieces(b: &mut Builder, shape: &Shape, count: u64) {
     let twice = Shape { chunk: shape.chunk.saturating_mul(2), ..shape.clone() };
     for piece in twice.pieces(0..count) {
@@ -63,12 +64,12 @@ fn allreduce_piece(b: &mut Builder, shape: &Shape, piece: Range<u64>) {
     }
 }
 
-/// The first half alone. A block's place in the vector must follow the halving, so the blocks are first copied into
-/// that order.
+/// The first half alone. A block's place in the vector must follow the halving, so the blocks are first
+/// copied into that order.
 pub(in crate::schedule) fn reduce_scatter(b: &mut Builder, shape: &Shape, counts: &[u64]) {
     let blocks = BinaryBlocks::new(shape);
-    // A cell holds the block of the rank that ends with it, and of the rank outside of the largest block that it
-    // finishes for.
+    // A cell holds the block of the rank that ends with it, and of the rank outside of the largest block that
+    // it finishes for.
     let owners = |cell: u32| {
         let rank = blocks.rank_of_cell(cell);
         [rank, rank + blocks.largest].into_iter().filter(|&rank| rank < shape.size)
@@ -104,8 +105,8 @@ pub(in crate::schedule) fn reduce_scatter(b: &mut Builder, shape: &Shape, counts
     b.copy(results.part(0, own.len), own);
 }
 
-/// Reduces within the block and across blocks. Cell `i` of `source` is `cells[i]..cells[i + 1]`; a rank of the largest
-/// block ends with the result of its cell in `result`, the others end without.
+/// Reduces within the block and across blocks. Cell `i` of `source` is `cells[i]..cells[i + 1]`; a rank of
+/// the largest block ends with the result of its cell in `result`, the others end without.
 fn reduce(b: &mut Builder, blocks: &BinaryBlocks, source: Buffer, cells: &[u64], result: Span) {
     let positions = |range: Range<u32>| cells[range.start as usize]..cells[range.end as usize];
     let mut have = blocks.cells(blocks.index, 1);
@@ -181,8 +182,8 @@ impl BinaryBlocks {
         BinaryBlocks { size, largest, first, len, index: shape.rank - first }
     }
 
-    /// The cells that rank `index` of a block keeps when `parts` (a power of two) ranks share the vector: the lowest
-    /// bit of the index chooses the half, the next one the quarter of it.
+    /// The cells that rank `index` of a block keeps when `parts` (a power of two) ranks share the vector: the
+    /// lowest bit of the index chooses the half, the next one the quarter of it.
     fn cells(&self, index: u32, parts: u32) -> Range<u32> {
         let each = self.largest / parts;
         let part = reverse_bits(index % parts, parts);

@@ -1,5 +1,5 @@
-//! Hierarchical composition: inside the nodes, across them, inside again. What crosses between nodes is the least
-//! there is, and all ranks of a node carry it.
+//! Hierarchical composition: inside the nodes, across them, inside again. What crosses between nodes is the
+//! least there is, and all ranks of a node carry it.
 
 use std::ops::Range;
 
@@ -9,12 +9,13 @@ use crate::schedule::builder::Builder;
 use crate::schedule::collective::{Shape, split};
 use crate::schedule::ir::{Buffer, Rank, Representation, Span};
 
-/// Inside a node each rank folds its shard of the node's inputs; the ranks of all nodes with the same shard do a
-/// two-shot with the nodes' sums; then each node gathers. Four rounds; `c` elements in and out of a node, twice, split
-/// evenly among its ranks.
+/// Inside a node each rank folds its shard of the node's inputs; the ranks of all nodes with the same shard
+/// do a two-shot with the nodes' sums; then each node gathers. Four rounds; `c` elements in and out of a
+/// node, twice, split evenly among its ranks.
 ///
-/// The order is the tree over nodes of the trees inside of the nodes. That is the canonical tree if a node has a power
-/// of two ranks (the last node may have any number), or if there is one node; otherwise it is NOT canonical.
+/// The order is the tree over nodes of the trees inside of the nodes. That is the canonical tree if a node
+/// has a power of two ranks (the last node may have any number), or if there is one node; otherwise it is NOT
+/// canonical.
 pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64) {
     let nodes = Nodes::new(shape);
     let node = nodes.of(shape.rank);
@@ -102,8 +103,8 @@ fn across(b: &mut Builder, nodes: &Nodes, node: u32, shard: u32, sum: Span, outp
     }
 }
 
-/// A binomial tree over the nodes' leaders, then one inside of each node. The vector enters each node once. The
-/// root leads its node, the first rank each other one.
+/// A binomial tree over the nodes' leaders, then one inside of each node. The vector enters each node once.
+/// The root leads its node, the first rank each other one.
 pub(in crate::schedule) fn broadcast(b: &mut Builder, shape: &Shape, count: u64, root: Rank) {
     let nodes = Nodes::new(shape);
     let node = nodes.of(shape.rank);

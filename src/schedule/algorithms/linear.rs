@@ -1,5 +1,6 @@
-//! Everything directly, everything at once: one round. The root of a rooted operation moves everything itself; in
-//! the others every rank moves only what it must, so that these are also the ones for large vectors.
+//! Everything directly, everything at once: one round. The root of a rooted operation moves everything
+//! itself; in the others every rank moves only what it must, so that these are also the ones for large
+//! vectors.
 
 use crate::schedule::algorithms::{input_blocks, output_blocks};
 use crate::schedule::builder::Builder;
@@ -133,9 +134,9 @@ pub(in crate::schedule) fn alltoall(
     }
 }
 
-/// Where to receive a block of an all-to-all. In place, the block's memory is still to be sent, and two ranks that
-/// each wait for the other to take its block first would wait for ever: so the block lands beside. It is copied to its
-/// place behind all sends.
+/// Where to receive a block of an all-to-all. In place, the block's memory is still to be sent, and two ranks
+/// that each wait for the other to take its block first would wait for ever: so the block lands beside. It is
+/// copied to its place behind all sends.
 pub(in crate::schedule) fn landing(b: &mut Builder, block: Span) -> Span {
     if b.in_place() { b.scratch(block.len) } else { block }
 }

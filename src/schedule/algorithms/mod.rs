@@ -1,8 +1,8 @@
 //! The algorithms, one family a file. Each is a pure function that adds one rank's steps to a builder.
 //!
-//! What they share: raw inputs travel as elements, partial results as accumulators; Output and Scratch take complete
-//! results only, since storing there applies the operator's final step. `n` is the number of ranks, `c` the elements
-//! of the vector, a *round* a message that waits for another.
+//! What they share: raw inputs travel as elements, partial results as accumulators; Output and Scratch take
+//! complete results only, since storing there applies the operator's final step. `n` is the number of ranks,
+//! `c` the elements of the vector, a *round* a message that waits for another.
 
 pub(super) mod agreement;
 pub(super) mod bcube;

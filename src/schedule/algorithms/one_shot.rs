@@ -1,5 +1,6 @@
-//! One-shot allreduce: everybody sends its raw input to everybody, and each folds all of them. One round, `(n - 1) c`
-//! elements out and in, `n c` combined on every rank: the least latency, for small vectors. Canonical.
+//! One-shot allreduce: everybody sends its raw input to everybody, and each folds all of them. One round,
+//! `(n - 1) c` elements out and in, `n c` combined on every rank: the least latency, for small vectors.
+//! Canonical.
 
 use crate::schedule::builder::Builder;
 use crate::schedule::collective::Shape;

@@ -1,6 +1,6 @@
-//! Pairwise exchange: `n - 1` rounds, in round `d` every rank sends to the rank `d` ahead and receives from the rank
-//! `d` behind. No rank is ever sent to by two at once, so no receiver's link is fought over; a round starts when the
-//! one before it is over.
+//! Pairwise exchange: `n - 1` rounds, in round `d` every rank sends to the rank `d` ahead and receives from
+//! the rank `d` behind. No rank is ever sent to by two at once, so no receiver's link is fought over; a round
+//! starts when the one before it is over.
 
 use crate::schedule::algorithms::linear::landing;
 use crate::schedule::algorithms::{input_blocks, output_blocks};

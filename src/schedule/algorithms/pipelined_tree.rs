@@ -1,8 +1,10 @@
-//! Pipelined trees, for vectors in many chunks: every rank has two children at most, so no rank moves the vector more
-//! than twice each way, however many ranks there are; the chunks follow one another through about `2 log2 n` rounds.
+//! Pipelined trees, for vectors in many chunks: every rank has two children at most, so no rank moves the
+//! vector more than twice each way, however many ranks there are; the chunks follow one another through about
+//! `2 log2 n` rounds.
 //!
-//! A reduction runs over the canonical tree itself. It has one inner node less than it has leaves, and the node where
-//! the ranks are parted before rank `q` is given to rank `q`: every rank but 0 combines at one node. Canonical.
+//! A reduction runs over the canonical tree itself. It has one inner node less than it has leaves, and the
+//! node where the ranks are parted before rank `q` is given to rank `q`: every rank but 0 combines at one
+//! node. Canonical.
 
 use crate::schedule::algorithms::representation_of;
 use crate::schedule::builder::Builder;
@@ -65,8 +67,8 @@ fn combine(b: &mut Builder, node: &Node, input: Span, output: Span) {
     if right == node.split {
         b.receive_reduce_left(left, left_wire, input, into);
     } else {
-        // This rank's own input is a leaf further down, so both operands come from others. The left one has as many
-        // ranks as the right one or more: both are sums.
+        // This rank's own input is a leaf further down, so both operands come from others. The left one has
+        // as many ranks as the right one or more: both are sums.
         debug_assert_eq!((left_wire, right_wire), (Representation::Accumulator, Representation::Accumulator));
         let operand = b.partial(input.len);
         b.receive(left, operand);
@@ -77,8 +79,8 @@ fn combine(b: &mut Builder, node: &Node, input: Span, output: Span) {
     }
 }
 
-/// An inner node of the canonical tree: the ranks `first..end`, parted before `split`, which is the rank it is
-/// given to.
+/// An inner node of the canonical tree: the ranks `first..end`, parted before `split`, which is the rank it
+/// is given to.
 struct Node {
     first: Rank,
     split: Rank,

@@ -1,9 +1,10 @@
-//! Recursive doubling for any number of ranks: before level `k` every rank of an aligned block of `2^k` ranks holds
-//! the block's sum; at level `k` two neighbouring blocks trade sums. `ceil(log2 n)` rounds, as many times `c` elements.
+//! Recursive doubling for any number of ranks: before level `k` every rank of an aligned block of `2^k` ranks
+//! holds the block's sum; at level `k` two neighbouring blocks trade sums. `ceil(log2 n)` rounds, as many
+//! times `c` elements.
 //!
-//! A block at the end may be short. Then rank `i` of the right block takes from rank `i` of the left one, and rank `i`
-//! of the left block from rank `i mod r` of the right one, which has `r` ranks. The blocks are those of the canonical
-//! tree, so the order is canonical for every `n`.
+//! A block at the end may be short. Then rank `i` of the right block takes from rank `i` of the left one, and
+//! rank `i` of the left block from rank `i mod r` of the right one, which has `r` ranks. The blocks are those
+//! of the canonical tree, so the order is canonical for every `n`.
 
 use crate::schedule::algorithms::representation_of;
 use crate::schedule::builder::Builder;

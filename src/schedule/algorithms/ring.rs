@@ -1,9 +1,10 @@
-//! Rings: every rank sends to the next and receives from the one before. The least elements over every link, and one
-//! neighbour each way only; `n - 1` rounds to reduce and as many to gather.
+//! Rings: every rank sends to the next and receives from the one before. The least elements over every link,
+//! and one neighbour each way only; `n - 1` rounds to reduce and as many to gather.
 //!
-//! A part is combined in the order in which it passes the ranks, from the rank ahead of its owner round to the owner.
-//! So reductions are NOT canonical: the parts of one vector are combined in different orders, and other algorithms
-//! give other bits. The owner of a part, the last to add to it, applies the operator's final step, once.
+//! A part is combined in the order in which it passes the ranks, from the rank ahead of its owner round to
+//! the owner. So reductions are NOT canonical: the parts of one vector are combined in different orders, and
+//! other algorithms give other bits. The owner of a part, the last to add to it, applies the operator's final
+//! step, once.
 
 use crate::schedule::algorithms::{output_blocks, representation_of};
 use crate::schedule::builder::Builder;
@@ -15,8 +16,8 @@ pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64)
     allreduce_in_pieces(b, &Shape { chunk: 0, ..shape.clone() }, count);
 }
 
-/// The same with each part in pieces, which follow one another round the ring: while one is combined the next is on
-/// its way.
+/// The same with each part in pieces, which follow one another round the ring: while one is combined the next
+/// is on its way.
 pub(in crate::schedule) fn allreduce_in_pieces(b: &mut Builder, shape: &Shape, count: u64) {
     let part = |owner: Rank| split(count, shape.size, owner);
     let own = part(shape.rank);

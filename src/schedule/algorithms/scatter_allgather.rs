@@ -1,6 +1,6 @@
-//! Scatter-allgather broadcast (after van de Geijn): the root sends every other rank one part of the vector, and they
-//! pass their parts on to each other. Two rounds; the root sends `c` elements, the others less: for large vectors.
-//! In chunks the rounds overlap.
+//! Scatter-allgather broadcast (after van de Geijn): the root sends every other rank one part of the vector,
+//! and they pass their parts on to each other. Two rounds; the root sends `c` elements, the others less: for
+//! large vectors. In chunks the rounds overlap.
 
 use crate::schedule::builder::Builder;
 use crate::schedule::collective::{Shape, split};

@@ -1,11 +1,11 @@
-//! Two-shot, direct: the vector is split into a shard for each rank; everybody sends its raw shard `j` to rank `j`,
-//! who folds all `n` of them in canonical order and passes the result on, to all or to the root. Two rounds, the
-//! least elements over every link: `2 c (n - 1) / n` out and in, `c` combined. Canonical.
+//! Two-shot, direct: the vector is split into a shard for each rank; everybody sends its raw shard `j` to
+//! rank `j`, who folds all `n` of them in canonical order and passes the result on, to all or to the root.
+//! Two rounds, the least elements over every link: `2 c (n - 1) / n` out and in, `c` combined. Canonical.
 //!
-//! In chunks the two rounds overlap: one chunk is gathered while the next is reduced. A rank is at most a *window* of
-//! chunks ahead of what it has got back from the owner, so raw chunks and results share the link instead of all raw
-//! chunks going first: a chunk is folded, and its result sent on, while it still is in the cache, and the memory for raw
-//! chunks is that of one window.
+//! In chunks the two rounds overlap: one chunk is gathered while the next is reduced. A rank is at most a
+//! *window* of chunks ahead of what it has got back from the owner, so raw chunks and results share the link
+//! instead of all raw chunks going first: a chunk is folded, and its result sent on, while it still is in the
+//! cache, and the memory for raw chunks is that of one window.
 
 use crate::schedule::builder::{Builder, StepIndex};
 use crate::schedule::collective::{Shape, split};
@@ -19,8 +19,8 @@ pub(in crate::schedule) fn reduce(b: &mut Builder, shape: &Shape, count: u64, ro
     two_shot(b, shape, count, Some(root));
 }
 
-/// Chunks on their way between two ranks, when all ranks are on one node: half a megabyte of them, in the chunks that
-/// calls have. More fall out of the cache, fewer leave the link idle.
+/// Chunks on their way between two ranks, when all ranks are on one node: half a megabyte of them, in the
+/// chunks that calls have. More fall out of the cache, fewer leave the link idle.
 const WINDOW_INSIDE: usize = 4;
 
 /// The same when they are not: what a fast network holds between two nodes.
@@ -31,8 +31,8 @@ fn two_shot(b: &mut Builder, shape: &Shape, count: u64, root: Option<Rank>) {
     let gets_result = |rank: Rank| root.is_none_or(|root| root == rank);
     let shard = |owner: Rank| split(count, shape.size, owner);
     let window = if shape.ranks_per_node >= shape.size { WINDOW_INSIDE } else { WINDOW_ACROSS };
-    // A result says that the owner has room for another raw chunk; a raw chunk, that it has not fallen behind by more
-    // than what it was ahead.
+    // A result says that the owner has room for another raw chunk; a raw chunk, that it has not fallen behind
+    // by more than what it was ahead.
     let ahead = if root.is_none() { window } else { window / 2 };
     let mut flights = vec![Flight::default(); shape.size as usize];
     for index in 0..shape.most_pieces(count, shape.size) as usize {

@@ -1,5 +1,5 @@
-//! One rank's memory, cut at every position where some span starts or ends, so that all positions of a cell are
-//! always touched together.
+//! One rank's memory, cut at every position where some span starts or ends, so that all positions of a cell
+//! are always touched together.
 
 use std::ops::Range;
 
@@ -81,7 +81,8 @@ impl Memory {
         memory
     }
 
-    /// The cells of a span, in order, with their lengths. The span is one of those that the memory was cut for.
+    /// The cells of a span, in order, with their lengths. The span is one of those that the memory was cut
+    /// for.
     pub(super) fn cells(&mut self, span: Span) -> impl Iterator<Item = (u64, &mut Cell)> {
         let (space, range) = self.locate(span);
         let (bounds, cells) = (&self.bounds[space], &mut self.cells[space]);

@@ -2,14 +2,17 @@
 //!
 //! What is proved, for every order that the engine may choose:
 //!
-//! - *Messages meet.* The k-th send from `a` to `b` and the k-th receive at `b` agree on length and representation.
-//! - *No deadlock*, even where a send completes only once its receive is posted. Which messages can meet does not
-//!   depend on the order in which others met, so one run decides for all.
-//! - *No race.* Of any two steps of a rank that touch one position, at least one writing, one waits for the other. The
-//!   conflicts are found here again, not taken from the builder; so one run decides the values for all orders too.
+//! - *Messages meet.* The k-th send from `a` to `b` and the k-th receive at `b` agree on length and
+//!   representation.
+//! - *No deadlock*, even where a send completes only once its receive is posted. Which messages can meet does
+//!   not depend on the order in which others met, so one run decides for all.
+//! - *No race.* Of any two steps of a rank that touch one position, at least one writing, one waits for the
+//!   other. The conflicts are found here again, not taken from the builder; so one run decides the values for
+//!   all orders too.
 //! - *Nothing is read before it is written*, spans stay inside of their buffers, and nobody writes the Input.
-//! - *The result.* Output only ever takes what was promised: each input once, the operator's final step once, and for
-//!   a canonical algorithm exactly the canonical tree. After a barrier, every rank has heard of every other.
+//! - *The result.* Output only ever takes what was promised: each input once, the operator's final step once,
+//!   and for a canonical algorithm exactly the canonical tree. After a barrier, every rank has heard of every
+//!   other.
 
 mod execution;
 mod memory;

@@ -117,8 +117,8 @@ fn collectives(
         .collect()
 }
 
-/// Proves the algorithm for a collective, at every size and every awkward count; the options (in place, chunk, root,
-/// node) are all tried at small sizes, and take turns at larger ones.
+/// Proves the algorithm for a collective, at every size and every awkward count; the options (in place,
+/// chunk, root, node) are all tried at small sizes, and take turns at larger ones.
 fn prove(kind: Kind, algorithm: Algorithm) {
     for size in 1..=64u32 {
         let n = u64::from(size);
@@ -251,8 +251,8 @@ fn every_algorithm_is_proved_for_everything_that_it_serves() {
     }
 }
 
-/// A rank of two-shot is at most 32 pieces ahead of another where they are on several nodes, 4 on one. So many pieces take
-/// every turn of both, and go on.
+/// A rank of two-shot is at most 32 pieces ahead of another where they are on several nodes, 4 on one. So
+/// many pieces take every turn of both, and go on.
 #[test]
 fn two_shot_goes_on_as_it_has_begun() {
     const CHUNK: u64 = 3;
@@ -277,7 +277,8 @@ fn two_shot_goes_on_as_it_has_begun() {
                         let fold = |step: &&Step| matches!(step.action, Action::Fold { .. });
                         let folds = schedule.steps.iter().filter(fold).count();
                         assert_eq!(folds, if rank as u32 == size - 1 { 83 } else { 84 }, "{case}");
-                        // Raw pieces come where those of a window ago have been; what goes to a root has room besides.
+                        // Raw pieces come where those of a window ago have been; what goes to a root has room
+                        // besides.
                         let results = if kind == Kind::Reduce { folds as u64 * CHUNK } else { 0 };
                         let raw = u64::from(size - 1) * window * CHUNK;
                         assert!(schedule.scratch <= raw + results, "{case}: {}", schedule.scratch);
@@ -411,8 +412,8 @@ fn a_missing_dependency_is_found_whichever_it_is() {
     }
 }
 
-/// Of every step, the ranks whose call is known to be the same before it begins: by way of messages, each of which says
-/// what its rank has called.
+/// Of every step, the ranks whose call is known to be the same before it begins: by way of messages, each of
+/// which says what its rank has called.
 fn heard_before(schedules: &[Schedule]) -> Vec<Vec<u64>> {
     let partners = match_messages(&schedules.iter().collect::<Vec<_>>()).expect("the messages meet");
     let mut before: Vec<Vec<u64>> =
@@ -476,8 +477,8 @@ fn who_awaits_agreement_writes_no_output_before_it_has_heard_of_all() {
     }
 }
 
-/// Each message says what list its sender has, so lists that differ are found by the first one of a pair, if both its ranks
-/// have one by their own list.
+/// Each message says what list its sender has, so lists that differ are found by the first one of a pair, if
+/// both its ranks have one by their own list.
 #[test]
 fn the_same_ranks_of_a_gather_or_scatter_have_messages_whatever_is_empty() {
     for &(kind, algorithm) in PROVED.iter().filter(|(kind, _)| matches!(kind, Kind::Gather | Kind::Scatter)) {

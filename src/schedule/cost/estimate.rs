@@ -69,8 +69,8 @@ struct Group {
     chunk: f64,
 }
 
-/// In vectors: what goes through the busiest port until the sum is there, and from then on; the same through the links of
-/// the busiest node.
+/// In vectors: what goes through the busiest port until the sum is there, and from then on; the same through
+/// the links of the busiest node.
 struct Halving {
     up: f64,
     down: f64,
@@ -152,7 +152,8 @@ impl Group {
             }
             (Kind::ReduceScatter, Algorithm::HalvingDoubling) => {
                 let Halving { up, up_link, .. } = self.halving();
-                // The first ranks of the largest block have the block of a rank outside of it, too, at each level down to the last.
+                // The first ranks of the largest block have the block of a rank outside of it, too, at each
+                // level down to the last.
                 let largest = n.log2().floor();
                 let guests = n - largest.exp2();
                 let share = |level: i32| (guests / 2.0_f64.powi(level)).ceil();
@@ -192,8 +193,9 @@ impl Group {
             }
             (Kind::Allreduce, Algorithm::PipelinedTree) => {
                 let pieces = self.pieces(count);
-                // Who combines takes two sums in and the result, and sends its own input, a sum, and the result twice. From
-                // five ranks on there is one whose node has both a parent and two children that are other ranks'.
+                // Who combines takes two sums in and the result, and sends its own input, a sum, and the
+                // result twice. From five ranks on there is one whose node has both a parent and two children
+                // that are other ranks'.
                 let (inward, outward) = match self.n as u32 {
                     2 => (bytes, bytes),
                     3 => (2.0 * bytes, wide + bytes),
@@ -212,7 +214,8 @@ impl Group {
                 let pieces = self.pieces(count);
                 let children = 2.0_f64.min(others);
                 let fill = (levels - 1.0).max(0.0) * children * bytes / pieces;
-                // Neighbours have neighbouring children, far from themselves: all ranks of a node send across.
+                // Neighbours have neighbouring children, far from themselves: all ranks of a node send
+                // across.
                 let crossing = children * bytes * self.sharing(self.m);
                 let tree = self.spread(levels, children * bytes, crossing, fill);
                 Profile { steps: 4.0 * pieces, copied: bytes, pieces, ..tree }
@@ -343,8 +346,9 @@ impl Group {
         if self.chunk == 0.0 || count == 0.0 { 1.0 } else { (count / self.chunk).ceil().clamp(1.0, 4096.0) }
     }
 
-    /// What halving-doubling takes. Ranks that are no power of two are cut into blocks that are, the largest first: each block
-    /// reduces by itself, gives its sum to the one before it, and has the result of the first.
+    /// What halving-doubling takes. Ranks that are no power of two are cut into blocks that are, the largest
+    /// first: each block reduces by itself, gives its sum to the one before it, and has the result of the
+    /// first.
     fn halving(&self) -> Halving {
         let (size, each) = (self.n as u32, self.m as u32);
         let after = |first: u32| (first < size).then(|| (first, 1 << (size - first).ilog2()));
@@ -361,8 +365,8 @@ impl Group {
         let (mut up_link, mut down_link) = (within(largest), within(largest));
         let mut steps = 4.0 * levels(largest);
         if let [rest @ .., _] = others {
-            // A block has its own sum, and the one that it is given, when a whole vector has passed; the next one has its share
-            // of it after that.
+            // A block has its own sum, and the one that it is given, when a whole vector has passed; the next
+            // one has its share of it after that.
             up = 1.0 + rest.iter().map(|&(_, len)| share(1, len)).sum::<f64>();
             down += joined * share(1, largest);
             steps += 1.0 + joined;
@@ -395,7 +399,8 @@ impl Group {
         Halving { up, down, up_link, down_link, steps }
     }
 
-    /// Rounds of halving: one more for sizes other than powers of two, whose smaller blocks have fewer of their own.
+    /// Rounds of halving: one more for sizes other than powers of two, whose smaller blocks have fewer of
+    /// their own.
     fn doubling_rounds(&self) -> f64 {
         let whole = self.n.log2().floor();
         if whole == self.levels { whole } else { whole + 1.0 }

@@ -1,5 +1,5 @@
-//! What a collective costs, without running it: by simulating its schedules message by message, or by a closed form
-//! that is quick enough to choose with, and reaches as far as there are ranks to imagine.
+//! What a collective costs, without running it: by simulating its schedules message by message, or by a
+//! closed form that is quick enough to choose with, and reaches as far as there are ranks to imagine.
 
 mod estimate;
 mod simulation;
@@ -17,8 +17,8 @@ pub struct Link {
     pub byte_time: f64,
 }
 
-/// A machine: plain numbers, to be fitted from measurements. A rank sends one message and receives one at a time, at
-/// the speed of the link between the two; messages between nodes also share the nodes' links.
+/// A machine: plain numbers, to be fitted from measurements. A rank sends one message and receives one at a
+/// time, at the speed of the link between the two; messages between nodes also share the nodes' links.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model {
     /// Between ranks of one node.
@@ -62,21 +62,21 @@ pub struct Widths {
 }
 
 impl Model {
-    /// Seconds until the last rank is done, by simulation of the schedules of all ranks, in order of rank. Good for
-    /// some hundred ranks. Fails if the schedules do not fit each other.
+    /// Seconds until the last rank is done, by simulation of the schedules of all ranks, in order of rank.
+    /// Good for some hundred ranks. Fails if the schedules do not fit each other.
     pub fn simulate(&self, schedules: &[&Schedule], ranks_per_node: u32, widths: Widths) -> Result<f64> {
         simulation::simulate(self, schedules, ranks_per_node, widths)
     }
 
-    /// Seconds until the last rank is done, by closed form: the rounds' latencies, the bytes through the busiest
-    /// port, what the busiest processor does. Takes no time for any number of ranks. None if the algorithm does not
-    /// serve the collective.
+    /// Seconds until the last rank is done, by closed form: the rounds' latencies, the bytes through the
+    /// busiest port, what the busiest processor does. Takes no time for any number of ranks. None if the
+    /// algorithm does not serve the collective.
     pub fn estimate(&self, algorithm: Algorithm, question: &Question) -> Option<f64> {
         estimate::profile(algorithm, question, self.links_per_node).map(|profile| profile.time(self))
     }
 
-    /// The candidate with the least estimate, and the estimate; the first one where several are alike. Depends on
-    /// nothing but the arguments: ranks that ask alike choose alike.
+    /// The candidate with the least estimate, and the estimate; the first one where several are alike.
+    /// Depends on nothing but the arguments: ranks that ask alike choose alike.
     pub fn cheapest(
         &self,
         candidates: impl IntoIterator<Item = Algorithm>,

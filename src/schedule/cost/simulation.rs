@@ -49,7 +49,8 @@ struct Simulation<'a> {
     ranks_per_node: u32,
     widths: Widths,
     events: BinaryHeap<Event>,
-    /// For each rank and step: when the steps it waits for were done; how many are not yet; when it was posted.
+    /// For each rank and step: when the steps it waits for were done; how many are not yet; when it was
+    /// posted.
     ready: Vec<Vec<f64>>,
     waits: Vec<Vec<u32>>,
     posted: Vec<Vec<Option<f64>>>,

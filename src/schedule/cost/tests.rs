@@ -51,8 +51,8 @@ fn simulated(model: &Model, algorithm: Algorithm, question: &Question) -> f64 {
     model.simulate(&schedules, question.ranks_per_node, question.widths).expect("the schedules fit")
 }
 
-/// Seconds that the busiest port of a rank takes for what goes through it one way, or the busiest link of a node: nothing is
-/// over sooner, in whatever order things go.
+/// Seconds that the busiest port of a rank takes for what goes through it one way, or the busiest link of a
+/// node: nothing is over sooner, in whatever order things go.
 fn busiest(model: &Model, algorithm: Algorithm, question: &Question) -> f64 {
     let Question { size, ranks_per_node, widths, .. } = *question;
     let nodes = size.div_ceil(ranks_per_node) as usize;

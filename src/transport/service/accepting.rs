@@ -59,7 +59,8 @@ impl Listener {
                     if !is_out_of_use {
                         return Err(error);
                     }
-                    // An interface has those, too, that the kernel does not use (yet): another host may have them.
+                    // An interface has those, too, that the kernel does not use (yet): another host may have
+                    // them.
                     log::warn!("{error}");
                     out_of_use.get_or_insert(error);
                 }
@@ -155,8 +156,9 @@ impl Endpoint {
         }
     }
 
-    /// Strangers that may be in the middle of a handshake at a time; of more, the oldest is dropped. All ranks of the job
-    /// may come at once, each with all connections of its link, while as many strangers stand around.
+    /// Strangers that may be in the middle of a handshake at a time; of more, the oldest is dropped. All
+    /// ranks of the job may come at once, each with all connections of its link, while as many strangers
+    /// stand around.
     fn max_half_open(&self) -> usize {
         MIN_HALF_OPEN.max(2 * self.identity.size as usize * (1 + self.tcp_streams()))
     }

@@ -1,5 +1,5 @@
-//! One connection of the service: bytes and descriptors in and out without blocking, and the frames of a control
-//! connection: a kind (1 byte), a length (4 bytes, little-endian), the payload.
+//! One connection of the service: bytes and descriptors in and out without blocking, and the frames of a
+//! control connection: a kind (1 byte), a length (4 bytes, little-endian), the payload.
 
 #![forbid(unsafe_code)]
 
@@ -101,9 +101,10 @@ impl Connection {
         !self.outbox.is_empty()
     }
 
-    /// Whether descriptors wait at the front of what is to be sent since too many of this user's are under way: those that
-    /// were sent and not received yet count together, whoever sent them, and may be as many as one process may have open. The
-    /// socket has room all the while, so nothing but another attempt shows when it is over.
+    /// Whether descriptors wait at the front of what is to be sent since too many of this user's are under
+    /// way: those that were sent and not received yet count together, whoever sent them, and may be as many
+    /// as one process may have open. The socket has room all the while, so nothing but another attempt shows
+    /// when it is over.
     pub(super) fn is_crowded(&self) -> bool {
         self.crowded
     }
@@ -133,8 +134,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads on until `count` bytes are in hand and takes them; `None` when they are not all there yet. Never reads
-    /// beyond them: what follows a handshake may be for somebody else. The end of the stream is `UnexpectedEof`.
+    /// Reads on until `count` bytes are in hand and takes them; `None` when they are not all there yet. Never
+    /// reads beyond them: what follows a handshake may be for somebody else. The end of the stream is
+    /// `UnexpectedEof`.
     pub(super) fn take_exactly(&mut self, count: usize) -> io::Result<Option<Vec<u8>>> {
         while self.inbox.len() < count {
             if !self.read_more(count - self.inbox.len())? {

@@ -1,5 +1,5 @@
-//! One endpoint on the service thread: its listeners, its connections, the links that are open, its end. How a link
-//! comes to be open is in [`super::opening`].
+//! One endpoint on the service thread: its listeners, its connections, the links that are open, its end. How
+//! a link comes to be open is in [`super::opening`].
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -27,7 +27,8 @@ use crate::transport::handshake::{Handshake, Hello, Purpose};
 use crate::transport::segment::Segment;
 use crate::transport::tcp;
 
-/// How long after the end of a connection its process may still be seen to run: the kernel closes descriptors first.
+/// How long after the end of a connection its process may still be seen to run: the kernel closes descriptors
+/// first.
 const VERDICT: Duration = Duration::from_millis(100);
 
 /// How long a peer may take to close behind this rank's last frame.
@@ -121,7 +122,8 @@ impl Endpoint {
         options: Options,
         port: Weak<dyn Port>,
     ) -> Result<Endpoint> {
-        // Without shared memory nobody maps it, and a rank that may not have so much (`ulimit -f`, `-v`) can join all the same.
+        // Without shared memory nobody maps it, and a rank that may not have so much (`ulimit -f`, `-v`) can
+        // join all the same.
         let segment = Segment::new(if options.shm { options.segment_bytes } else { 0 })?;
         let bell = Arc::new(Bell::new(Arc::clone(&segment))?);
         let (mut local, mut cookie) = ([0; 16], Box::new([0; 16]));
@@ -272,8 +274,8 @@ impl Endpoint {
         self.settle(core);
     }
 
-    /// The data streams of a link are broken. A reset overtakes what the control connection still brings: that is the
-    /// cause, and the reset is only its effect.
+    /// The data streams of a link are broken. A reset overtakes what the control connection still brings:
+    /// that is the cause, and the reset is only its effect.
     pub(super) fn doubt(&mut self, core: &mut Core, peer: u32, why: Error) {
         // When it has ended while the command was on its way, the port has been told.
         let Some(open) = self.peers.get_mut(&peer).and_then(|peer| peer.open.as_mut()) else { return };
@@ -304,8 +306,8 @@ impl Endpoint {
         self.settle(core);
     }
 
-    /// Says goodbye to everybody, behind the port's last words. [`Endpoint::is_over`] when all is said, at the latest at `deadline`;
-    /// `streams` are kept until then.
+    /// Says goodbye to everybody, behind the port's last words. [`Endpoint::is_over`] when all is said, at
+    /// the latest at `deadline`; `streams` are kept until then.
     pub(super) fn close(&mut self, core: &mut Core, deadline: Deadline, streams: Box<dyn Send>) {
         self.streams.push(streams);
         if self.leaving.is_none() {
@@ -331,7 +333,8 @@ impl Endpoint {
             }
             peer.opening.retire_ring();
         }
-        // A peer whose link is still being opened hears of the end as well: it may count the link as open, or wait for it.
+        // A peer whose link is still being opened hears of the end as well: it may count the link as open, or
+        // wait for it.
         let proved = |token: &u64| control_peer(&self.conns[token]).is_some();
         let (leaving, strangers): (Vec<u64>, Vec<u64>) = self.conns.keys().partition(|token| proved(token));
         for token in strangers {
@@ -378,8 +381,8 @@ impl Endpoint {
         if self.closing {
             return;
         }
-        // Before the call: a kick that comes during it is answered by another. What was done before a kick that has
-        // been taken for this one is seen by the call.
+        // Before the call: a kick that comes during it is answered by another. What was done before a kick
+        // that has been taken for this one is seen by the call.
         self.shared.kicked.swap(false, Ordering::AcqRel);
         match self.tell(|port| port.attend()) {
             None | Some(Attendance::Idle) => self.stop_watching_bell(core),
@@ -549,8 +552,8 @@ impl Endpoint {
                 }
                 Kind::Setup if !is_open => {
                     self.setup_arrived(peer, token, &payload, fds, conn)?;
-                    // What follows is for the open link, which it becomes when the endpoint settles. It is still in
-                    // the kernel, so there will be another event.
+                    // What follows is for the open link, which it becomes when the endpoint settles. It is
+                    // still in the kernel, so there will be another event.
                     return Ok(Fate::Keep);
                 }
                 Kind::Setup | Kind::Message => {
@@ -563,7 +566,8 @@ impl Endpoint {
 
     /// After the last word: sends what is left, says that nothing follows, and waits for the peer to close.
     fn linger(&self, conn: &mut Conn, event: Event) -> Result<Fate> {
-        // What waits on a crowded connection waits for others: the peer's own end must not be overlooked for that.
+        // What waits on a crowded connection waits for others: the peer's own end must not be overlooked for
+        // that.
         if conn.wire.has_output() && !conn.wire.is_crowded() {
             return Ok(Fate::Keep);
         }

@@ -1,14 +1,15 @@
 //! How a link comes to be open, seen from one endpoint.
 //!
-//! The side that opens tries its candidates in turn: the Unix socket when both are on one host, then each TCP address.
-//! On each: connect, handshake, its setup; over TCP also the data connections. The other side gathers all that and
-//! answers with its own setup: with that it counts the link as open, and the first side does when the answer arrives.
+//! The side that opens tries its candidates in turn: the Unix socket when both are on one host, then each TCP
+//! address. On each: connect, handshake, its setup; over TCP also the data connections. The other side
+//! gathers all that and answers with its own setup: with that it counts the link as open, and the first side
+//! does when the answer arrives.
 //!
-//! Both sides may open at once. Then each has an outgoing and an incoming attempt, and exactly one must win. A rank
-//! answers a lower one in any case, and a higher one unless it has said its own setup: from then on that one may count
-//! this side's attempt as open, and until then it cannot. So a way that leads nowhere does not keep a rank from answering,
-//! and one whose setup is said keeps it from that until it fails. Handlers only note what happened;
-//! [`Endpoint::settle`] draws the conclusions.
+//! Both sides may open at once. Then each has an outgoing and an incoming attempt, and exactly one must win.
+//! A rank answers a lower one in any case, and a higher one unless it has said its own setup: from then on
+//! that one may count this side's attempt as open, and until then it cannot. So a way that leads nowhere does
+//! not keep a rank from answering, and one whose setup is said keeps it from that until it fails. Handlers
+//! only note what happened; [`Endpoint::settle`] draws the conclusions.
 
 mod ending;
 
@@ -40,16 +41,16 @@ use crate::transport::tcp;
 const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an address may take while there are others to try: it may be another host's.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long it may take from the moment on that the peer has proved itself and may count the link as open: it is the right
-/// one, and to be given up by a rank that is only late is to lose a healthy peer.
+/// How long it may take from the moment on that the peer has proved itself and may count the link as open: it
+/// is the right one, and to be given up by a rank that is only late is to lose a healthy peer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// After how long an opening is slow: those who wait for the link in vain are told of it.
 const SLOW: Duration = Duration::from_secs(1);
-/// How long a peer may be out of reach before the engine is told: one that ends says why to those that it is linked with, and they pass
-/// it on.
+/// How long a peer may be out of reach before the engine is told: one that ends says why to those that it is
+/// linked with, and they pass it on.
 const OUT_OF_REACH_GRACE: Duration = Duration::from_millis(300);
-/// How long to leave a peer alone whose Unix socket has too many connections waiting, or to which the kernel passes no
-/// descriptors for now.
+/// How long to leave a peer alone whose Unix socket has too many connections waiting, or to which the kernel
+/// passes no descriptors for now.
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// What is under way towards one peer.
@@ -59,8 +60,8 @@ pub(super) struct Opening {
     wanted: Option<Wanted>,
     outgoing: Option<Outgoing>,
     incoming: Option<Incoming>,
-    /// What became of the link that the peer began. It may have given up for that, and then what this side tries fails
-    /// without telling why.
+    /// What became of the link that the peer began. It may have given up for that, and then what this side
+    /// tries fails without telling why.
     theirs_failed: Option<String>,
     /// Why the engine was told that there will be no link. A peer that asks for one later hears it.
     given_up: Option<String>,
@@ -98,7 +99,8 @@ struct Outgoing {
 /// One candidate in progress.
 struct Trial {
     candidate: Candidate,
-    /// Until then the next candidate waits. The last, and the Unix socket, may take as long as the engine allows.
+    /// Until then the next candidate waits. The last, and the Unix socket, may take as long as the engine
+    /// allows.
     until: Option<Instant>,
     /// How long that was when it was agreed.
     patience: Duration,
@@ -550,8 +552,8 @@ impl Endpoint {
         core.alarm(until, id, Alarm::Peer { peer });
     }
 
-    /// Whether the peer counts the link on this control connection as open and this side does not yet, since another of its
-    /// connections is not ready: what the peer says next is for the open link.
+    /// Whether the peer counts the link on this control connection as open and this side does not yet, since
+    /// another of its connections is not ready: what the peer says next is for the open link.
     pub(super) fn awaits_lanes(&self, peer: u32, token: u64) -> bool {
         let trial = self.peers.get(&peer).and_then(|peer| peer.opening.outgoing.as_ref()?.trial.as_ref());
         trial.is_some_and(|trial| trial.control == token && trial.theirs.is_some())

@@ -1,8 +1,9 @@
 //! The end of an endpoint, for the program that lets go of it.
 //!
-//! Threads of the library hold an endpoint while they work for it, and one of them may be the last to. The program that has
-//! destroyed its context goes on meanwhile, and may end the process without handlers (`_exit`): the goodbyes would never be said. So
-//! the last handle to go waits for those threads, and for the goodbyes if the endpoint has gone with it.
+//! Threads of the library hold an endpoint while they work for it, and one of them may be the last to. The
+//! program that has destroyed its context goes on meanwhile, and may end the process without handlers
+//! (`_exit`): the goodbyes would never be said. So the last handle to go waits for those threads, and for the
+//! goodbyes if the endpoint has gone with it.
 
 #![forbid(unsafe_code)]
 
@@ -65,8 +66,9 @@ impl Drop for Visit {
     }
 }
 
-/// Belongs to a handle by which the program holds an endpoint, and goes behind that. The last one waits as said above; not if
-/// operations that still run keep the endpoint, nor on a thread of the library that others rely on.
+/// Belongs to a handle by which the program holds an endpoint, and goes behind that. The last one waits as
+/// said above; not if operations that still run keep the endpoint, nor on a thread of the library that others
+/// rely on.
 pub struct Parting {
     shared: Arc<Shared>,
     service: &'static Service,

@@ -123,7 +123,8 @@ impl Service {
             // PROOF: the thread does nothing else than wait for it.
             give.send((service, epoll)).expect("the thread waits");
             let new = ptr::from_ref(service).cast_mut();
-            // Of two threads that start one at the same time, one wins. The loser's sleeps for ever, with nothing to do.
+            // Of two threads that start one at the same time, one wins. The loser's sleeps for ever, with
+            // nothing to do.
             if SERVICE.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return Ok(service);
             }
@@ -169,7 +170,8 @@ fn existing(service: *mut Service) -> Option<&'static Service> {
     unsafe { service.as_ref() }
 }
 
-/// Whether [`say_goodbye`] is still to run. What is made after it, by the program's handlers that run later, has it run again.
+/// Whether [`say_goodbye`] is still to run. What is made after it, by the program's handlers that run later,
+/// has it run again.
 static WILL_SAY_GOODBYE: AtomicBool = AtomicBool::new(false);
 
 /// Runs when the process ends normally: its peers learn that it left, and do not take it for dead.
@@ -295,12 +297,13 @@ impl Reactor {
         ON_SERVICE_THREAD.set(true);
         let mut events = Vec::new();
         loop {
-            // What is due now has its turn behind the events that are there now: a peer is not late because this thread
-            // is. What the timers set for at once comes in the next round.
+            // What is due now has its turn behind the events that are there now: a peer is not late because
+            // this thread is. What the timers set for at once comes in the next round.
             let now = Instant::now();
             let next = self.core.timers.peek().map(|Reverse((at, _))| *at);
             let timeout = next.map(|at| at.saturating_duration_since(now));
-            // All of them: what did not fit would come behind the timers, a peer's last words behind its verdict.
+            // All of them: what did not fit would come behind the timers, a peer's last words behind its
+            // verdict.
             let most = self.core.sources.len() + 1;
             if let Err(cause) = self.core.epoll.wait_all(most, timeout, |event| events.push(event)) {
                 // Cannot happen with a valid epoll and buffer; if it does, it must not spin.

@@ -226,7 +226,8 @@ fn two_ranks_talk_over_either_transport_and_part_in_peace() {
     }
 }
 
-/// Holds its registration, as an engine's endpoint does, and holds the service thread up when it hears something.
+/// Holds its registration, as an engine's endpoint does, and holds the service thread up when it hears
+/// something.
 struct Owner {
     registration: OnceLock<Registration>,
     link: Mutex<Option<Link>>,
@@ -629,7 +630,8 @@ fn a_silent_address_does_not_hide_the_next() {
 
 #[test]
 fn an_address_that_is_out_of_use_does_not_keep_a_rank_from_its_others() {
-    // Of no host (RFC 5737). An interface may have such: the kernel does not use an IPv6 address that another host has, too.
+    // Of no host (RFC 5737). An interface may have such: the kernel does not use an IPv6 address that another
+    // host has, too.
     let foreign: SocketAddr = "192.0.2.1:0".parse().unwrap();
     let on = |addresses| Options { addresses, ..over(LinkKind::Tcp) };
     let node = Node::new(0, 2, 1, on(vec![foreign, "127.0.0.1:0".parse().unwrap()]));

@@ -1,8 +1,10 @@
-//! Times of calls, as a table: each size captured many times over in a graph of every rank, and the graphs replayed.
+//! Times of calls, as a table: each size captured many times over in a graph of every rank, and the graphs
+//! replayed.
 //!
-//! `UNISONO_EXCHANGE_TIMES` names what to measure: `KIND[:FIRST[:LAST]]` in bytes, with commas between, or nothing for
-//! allreduce and broadcast. `UNISONO_EXCHANGE_TABLE` overrides choices, `KEY=VALUE` with commas between, several sets
-//! with semicolons between, each measured in turn. Bytes are the whole's, of all parts together.
+//! `UNISONO_EXCHANGE_TIMES` names what to measure: `KIND[:FIRST[:LAST]]` in bytes, with commas between, or
+//! nothing for allreduce and broadcast. `UNISONO_EXCHANGE_TABLE` overrides choices, `KEY=VALUE` with commas
+//! between, several sets with semicolons between, each measured in turn. Bytes are the whole's, of all parts
+//! together.
 
 use std::time::{Duration, Instant};
 

@@ -213,7 +213,8 @@ impl World {
         // All blocks of all ranks of a GPU run at the same time.
         let multiprocessors = 132 / self.size().div_ceil(gpus());
         let rank = &self.ranks[rank as usize];
-        // SAFETY: the buffers live as long as the world, which waits for its streams, and its GPUs reach each other.
+        // SAFETY: the buffers live as long as the world, which waits for its streams, and its GPUs reach each
+        // other.
         unsafe { case.enqueue(&rank.exchange, &job, multiprocessors, &rank.stream) }
     }
 

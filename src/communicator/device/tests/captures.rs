@@ -30,8 +30,8 @@ fn a_capture_holds_the_kernels_alone_and_mixes_with_other_calls() {
     });
 }
 
-/// The double's kernels have their numbers from when they are captured or called: one that ran early would take its number back from a
-/// peer, and hang.
+/// The double's kernels have their numbers from when they are captured or called: one that ran early would
+/// take its number back from a peer, and hang.
 #[test]
 fn graphs_that_are_mixed_with_other_calls_run_in_the_order_of_their_launches() {
     for order in Order::all(3) {
@@ -158,7 +158,8 @@ fn captures_that_alternate_keep_to_their_streams() {
         // It is as if it had not been called.
         follow(devices, *device, beside, first);
         call(first).expect("it is captured");
-        // The double's kernels have their numbers from the captures, which alternate: neither graph can run by itself.
+        // The double's kernels have their numbers from the captures, which alternate: neither graph can run
+        // by itself.
         for stream in [first, second] {
             double.end_capture(stream, *device).expect("a graph");
         }
@@ -198,7 +199,8 @@ impl Drop for Promised {
     }
 }
 
-/// One that allocates has the addresses before there is memory. CUDA knows nothing of those until the graph is launched.
+/// One that allocates has the addresses before there is memory. CUDA knows nothing of those until the graph
+/// is launched.
 #[test]
 fn memory_that_a_graph_allocates_is_its_devices() {
     ranks(&processes(2), words, |context, seat| {

@@ -81,7 +81,8 @@ fn ranks_that_group_their_calls_differently_are_told() {
         given.err().or(context.failure()).expect("a failure")
     });
     for error in errors {
-        // Rank 1 may come when rank 0 has made its first call, which found no difference then, and be met by its second.
+        // Rank 1 may come when rank 0 has made its first call, which found no difference then, and be met by
+        // its second.
         let told = |number| error.text().contains(&format!("as number {number} of 2 that are one group's"));
         assert!(told(1) || told(2), "{error}");
     }
@@ -161,7 +162,8 @@ fn what_is_wrong_with_one_call_of_a_group_keeps_no_other_from_its_stream() {
         assert_eq!(launches.add(context, &request(0, 0), &on(None)), Ok(Added::Empty));
         let null = launches.add(context, &request(1, 0), &on(None)).expect_err("nothing is there");
         assert!(null.text().contains("is NULL"), "{null}");
-        // The second is too long for its memory: it is told when all are given, and the third is given. So it is on both ranks.
+        // The second is too long for its memory: it is told when all are given, and the third is given. So it
+        // is on both ranks.
         for (number, (count, address)) in (1..).zip([(2, memory[1]), (1, memory[2])]) {
             assert_eq!(launches.add(context, &request(count, address), &on(None)), Ok(Added::As(number)));
         }

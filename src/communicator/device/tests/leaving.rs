@@ -1,5 +1,5 @@
-//! Calls that fail when their stream has been given some of them: the exchange lasts until that is done, and so long nobody has the
-//! memory back.
+//! Calls that fail when their stream has been given some of them: the exchange lasts until that is done, and
+//! so long nobody has the memory back.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ use crate::cuda::double::{Clock, Refusal};
 use crate::cuda::queues::MOST;
 use crate::cuda::word::Word;
 
-/// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call. What it answers, and the
-/// driver; both contexts are gone.
+/// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call.
+/// What it answers, and the driver; both contexts are gone.
 fn first_of_two<T: Send>(body: impl Fn(&Context, &Seat) -> T + Sync) -> (T, Arc<Double>, Arc<Devices>) {
     let (double, devices) = process(2);
     let (store, met) = (Arc::new(HashStore::new()), Barrier::new(2));
@@ -77,7 +77,8 @@ fn sum_behind_a_gate() -> (Word, Arc<Double>, Arc<Devices>) {
     })
 }
 
-/// Tries `body` with the driver refusing one call, the first, the second and so on up to `calls`. Side by side: most of them wait.
+/// Tries `body` with the driver refusing one call, the first, the second and so on up to `calls`. Side by
+/// side: most of them wait.
 pub(super) fn refusing(calls: usize, body: impl Fn(usize) + Sync) {
     for first in (0..calls).step_by(16) {
         std::thread::scope(|scope| {
@@ -95,8 +96,8 @@ pub(super) fn sweep(devices: &Arc<Devices>) {
     (0..2).for_each(|_| devices.give_back());
 }
 
-/// What has been given to `double` waits for a gate: nothing is given back before that opens. The bytes of both devices that are left
-/// afterwards.
+/// What has been given to `double` waits for a gate: nothing is given back before that opens. The bytes of
+/// both devices that are left afterwards.
 fn lasts_until_the_gate_opens(double: &Double, devices: &Arc<Devices>, open: impl FnOnce()) -> [usize; 2] {
     sweep(devices);
     assert_eq!(double.complaints(), Vec::<String>::new());
@@ -110,8 +111,8 @@ fn lasts_until_the_gate_opens(double: &Double, devices: &Arc<Devices>, open: imp
 /// What is left when all is given back: the test's own.
 const OWN: [usize; 2] = [4, 0];
 
-/// A watchdog aborts one communicator after the other. What frees memory waits for all that runs on the GPU, also for kernels of a
-/// communicator that its thread comes to next.
+/// A watchdog aborts one communicator after the other. What frees memory waits for all that runs on the GPU,
+/// also for kernels of a communicator that its thread comes to next.
 #[test]
 fn who_ends_an_aborted_communicator_does_not_wait_for_another_on_its_gpu() {
     let seats = processes(2);
@@ -156,7 +157,8 @@ fn who_ends_an_aborted_communicator_does_not_wait_for_another_on_its_gpu() {
     }
 }
 
-/// The driver refuses one call, or the next, too, by which the exchange would know when what is left is done. Then it is kept.
+/// The driver refuses one call, or the next, too, by which the exchange would know when what is left is done.
+/// Then it is kept.
 #[test]
 fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_done() {
     for times in [1, 2] {

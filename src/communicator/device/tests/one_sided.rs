@@ -261,7 +261,8 @@ fn the_deadline_of_a_wait_holds_while_the_driver_does_not_answer() {
     });
 }
 
-/// Who puts behind a wait until the stream has no room left waits in the driver, and its own deadline ends that.
+/// Who puts behind a wait until the stream has no room left waits in the driver, and its own deadline ends
+/// that.
 #[test]
 fn the_deadline_of_a_wait_holds_while_its_rank_waits_in_the_driver() {
     ranks(&processes(2), words, |context, (double, _, device)| {
@@ -341,7 +342,8 @@ fn a_put_that_the_driver_refuses_fails_the_group() {
     });
 }
 
-/// What a stream has been given, and nobody could follow, fails the group: a wait would have no deadline, and later signals no order.
+/// What a stream has been given, and nobody could follow, fails the group: a wait would have no deadline, and
+/// later signals no order.
 #[test]
 fn one_sided_operations_that_cannot_be_followed_fail_the_group() {
     for (waits, call) in [(true, "cuEventRecord"), (false, "cuEventRecord"), (false, "cuStreamWriteValue32")]

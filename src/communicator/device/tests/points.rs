@@ -117,7 +117,8 @@ fn messages_between_gpus_that_differ_are_told() {
     }
 }
 
-/// Kernels take what is sent before a collective for what is sent in it: whoever comes last sees it, and gives its stream nothing.
+/// Kernels take what is sent before a collective for what is sent in it: whoever comes last sees it, and
+/// gives its stream nothing.
 #[test]
 fn a_message_that_one_rank_makes_before_a_collective_and_the_other_behind_it_is_told() {
     for (direction, first, told) in [
@@ -163,7 +164,8 @@ fn a_message_that_one_rank_makes_before_a_collective_and_the_other_behind_it_is_
     }
 }
 
-/// What is refused before anything was launched has been told to nobody: the group goes on, and the next message is the first.
+/// What is refused before anything was launched has been told to nobody: the group goes on, and the next
+/// message is the first.
 #[test]
 fn a_message_whose_stream_cannot_be_made_to_wait_concerns_no_other() {
     // For an earlier call on another stream, or for a stream of the same launch.

@@ -16,7 +16,8 @@ type Deed = fn(&Context, &Seat, u64) -> Result<()>;
 /// More driver calls than a rank needs until its call has a number.
 const FIRST: usize = 16;
 
-/// Has the driver refuse rank 0 one call of a deed. The other rank does nothing. What came back before the group had failed.
+/// Has the driver refuse rank 0 one call of a deed. The other rank does nothing. What came back before the
+/// group had failed.
 fn untold(what: &str, status: Status, deed: Deed) -> Vec<String> {
     let untold = Mutex::new(Vec::new());
     refusing(FIRST, |after| {

@@ -37,7 +37,8 @@ pub(super) const MIB: u64 = 1 << 20;
 fn outputs_in_windows_are_written_by_the_other_ranks() {
     let check = |seats: &[Seat]| {
         ranks(seats, words, |context, (double, _, device)| {
-            // A window in the midst of an allocation, and an output in the midst of a window; others on each rank.
+            // A window in the midst of an allocation, and an output in the midst of a window; others on each
+            // rank.
             let skew = 64 * u64::from(context.rank() + 1);
             let memory = double.memory(*device, 5 * MIB as usize);
             let served = window(context, memory + skew, 4 * MIB).expect("a window");
@@ -110,8 +111,8 @@ fn a_window_that_ended_under_a_replay_is_unmapped_behind_it() {
     });
 }
 
-/// Kernels that find all that they wait for do not ask the host whether to go on: what a stream comes to after a failure would still
-/// write into the windows of ranks that have been told of it.
+/// Kernels that find all that they wait for do not ask the host whether to go on: what a stream comes to
+/// after a failure would still write into the windows of ranks that have been told of it.
 #[test]
 fn a_failure_sets_the_latch_of_kernels_that_write_into_windows() {
     let ready = std::sync::Barrier::new(2);
@@ -128,8 +129,8 @@ fn a_failure_sets_the_latch_of_kernels_that_write_into_windows() {
     });
 }
 
-/// The driver waits for all that the device was given before it ends a mapping: kernels of another group among it, which whoever ends this
-/// one may be about to end.
+/// The driver waits for all that the device was given before it ends a mapping: kernels of another group
+/// among it, which whoever ends this one may be about to end.
 #[test]
 fn windows_of_a_group_that_has_failed_are_ended_without_waiting_for_the_device() {
     ranks(&processes(2), words, |context, (double, devices, device)| {

@@ -11,8 +11,8 @@ use crate::reduce::Operator;
 const SHARD_BYTES: u64 = 16 << 10;
 
 impl Parts<'_> {
-    /// The root's host has all of it by kernels; each place passes its shard on to the other hosts, where the shards are
-    /// gathered. Between outputs: there is nothing to work in.
+    /// The root's host has all of it by kernels; each place passes its shard on to the other hosts, where the
+    /// shards are gathered. Between outputs: there is nothing to work in.
     ///
     /// # Safety
     /// As [`Parts::give`].

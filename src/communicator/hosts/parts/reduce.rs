@@ -7,8 +7,9 @@ use crate::engine::device::Layout;
 use crate::error::Result;
 use crate::reduce::Operator;
 
-/// A chunk is one *shard* for each place, and the *rest*, less than a rank's worth of elements each, which every place deals
-/// with. Its workspace holds the inputs as accumulators, if they are not, and behind them the shard and the rest.
+/// A chunk is one *shard* for each place, and the *rest*, less than a rank's worth of elements each, which
+/// every place deals with. Its workspace holds the inputs as accumulators, if they are not, and behind them
+/// the shard and the rest.
 pub(super) struct Reduce {
     kind: Kind,
     reduction: Reduction,

@@ -89,7 +89,8 @@ fn a_call_of_nothing_is_the_same_whichever_pointers_ranks_give() {
     });
 }
 
-/// The stream that the exchange has for such calls is idle, but waits for the default stream before anything else.
+/// The stream that the exchange has for such calls is idle, but waits for the default stream before anything
+/// else.
 #[test]
 fn a_call_that_names_no_stream_comes_after_what_the_default_stream_has_yet_to_do() {
     for carriers in [Carriers::SideStreams, Carriers::Couriers] {
@@ -281,7 +282,8 @@ fn calls_of_a_group_go_either_way_on_one_stream() {
             address
         };
         for round in 0..4u8 {
-            // Staged, composed, staged, and both halves of an exchange between hosts, by no rank at the same place.
+            // Staged, composed, staged, and both halves of an exchange between hosts, by no rank at the same
+            // place.
             let mine: Vec<u8> = (0..4).map(|to| 16 * me as u8 + to + round).collect();
             let [given, again, out] = [memory(&mine), memory(&mine), memory(&[me as u8; 300])];
             let [all, more, into] = [memory(&[0; 4]), memory(&[0; 4]), memory(&[0; 300])];

@@ -52,7 +52,8 @@ fn calls_that_differ_name_both_ranks_by_their_numbers() {
     }
 }
 
-/// As between the ranks of one group: host 1 calls something else, and host 2 calls when host 0 has given its call up.
+/// As between the ranks of one group: host 1 calls something else, and host 2 calls when host 0 has given its
+/// call up.
 #[test]
 fn hosts_that_meet_in_vain_leave_no_messages_to_what_they_met_in() {
     let given_up = Barrier::new(4);
@@ -125,7 +126,8 @@ fn an_abort_ends_all_of_it() {
     }
 }
 
-/// The memory of a call is its kernels' until they have left, those behind the hosts' part, too; or until that takes long.
+/// The memory of a call is its kernels' until they have left, those behind the hosts' part, too; or until
+/// that takes long.
 #[test]
 fn a_call_whose_hosts_have_failed_ends_when_its_stream_is_through_with_it() {
     for (carriers, comes) in WAYS.into_iter().flat_map(|carriers| [(carriers, true), (carriers, false)]) {

@@ -31,7 +31,8 @@ impl Rank {
         gate
     }
 
-    /// The second launch from here on fails, once the hosts' copies for the first are under way, and then something else does.
+    /// The second launch from here on fails, once the hosts' copies for the first are under way, and then
+    /// something else does.
     fn fail_second_launch(&self, mut then: impl FnMut() + 'static) {
         let (double, mut launches) = (self.double.clone(), 0);
         AHEAD.set(Some(Box::new(move || {
@@ -65,8 +66,8 @@ impl Rank {
     }
 }
 
-/// What the caller's stream is given next comes behind them, and the workspace lasts until they are done. If the driver refuses twice
-/// to have the stream wait, nobody knows when that is, and the workspace is kept.
+/// What the caller's stream is given next comes behind them, and the workspace lasts until they are done. If
+/// the driver refuses twice to have the stream wait, nobody knows when that is, and the workspace is kept.
 #[test]
 fn copies_of_the_hosts_that_have_begun_outlast_a_call_that_fails() {
     for refused in [0, 1, 2] {
@@ -104,7 +105,8 @@ fn copies_of_the_hosts_that_have_begun_outlast_a_call_that_fails() {
 /// How often something is tried that a busy processor may hide.
 const TRIES: usize = 5;
 
-/// The hosts' copies take long, and so does what the stream has been given: the caller waits for both together.
+/// The hosts' copies take long, and so does what the stream has been given: the caller waits for both
+/// together.
 #[test]
 fn a_call_that_fails_in_its_course_is_waited_for_once() {
     let mut waited = Vec::new();

@@ -8,8 +8,8 @@ use crate::cuda::double::Waiting;
 /// Nothing moves for so long only if nothing ever will, also on a processor that has much else to do.
 const STUCK: Duration = Duration::from_secs(30);
 
-/// The program launches kernels for the first time: the driver then waits for the device, with a lock held that copies through the
-/// host need.
+/// The program launches kernels for the first time: the driver then waits for the device, with a lock held
+/// that copies through the host need.
 #[test]
 fn kernels_may_be_loaded_while_a_stream_waits_for_a_composed_call() {
     for carriers in [Carriers::Couriers, Carriers::Relays] {
@@ -45,7 +45,8 @@ fn kernels_may_be_loaded_while_a_stream_waits_for_a_composed_call() {
     }
 }
 
-/// A stream that waits for the call waits for its end: what ends it makes no stream, for which the driver may wait for that one.
+/// A stream that waits for the call waits for its end: what ends it makes no stream, for which the driver may
+/// wait for that one.
 #[test]
 fn a_failure_makes_no_stream_while_streams_wait() {
     for carriers in [Carriers::Couriers, Carriers::Relays] {
@@ -67,7 +68,8 @@ fn a_failure_makes_no_stream_while_streams_wait() {
     }
 }
 
-/// A call has failed whose stream the driver waits for, with a lock held: what ends it does not wait for the driver.
+/// A call has failed whose stream the driver waits for, with a lock held: what ends it does not wait for the
+/// driver.
 #[test]
 fn a_call_that_fails_while_the_driver_does_not_answer_ends() {
     const HELD: Duration = Duration::from_secs(16);

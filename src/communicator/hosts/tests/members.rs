@@ -41,8 +41,8 @@ pub(in crate::communicator) const LOADS: Loads = Loads {
     fold: |_| Arc::new(DoubleKernels(driver())),
 };
 
-/// Kernels of the double, for ranks of one process: in each call, every member puts what it gives into the others' arenas,
-/// takes from its own what it was given, and says so. The arenas' first word is the latch.
+/// Kernels of the double, for ranks of one process: in each call, every member puts what it gives into the
+/// others' arenas, takes from its own what it was given, and says so. The arenas' first word is the latch.
 #[derive(Debug)]
 struct Members {
     rank: u32,

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// For how many tasks of a stream the driver has room. A call and what [`exercise`] gives the stream besides are eight, and
-/// a stream may wait for 64 calls when the machine is so busy that waits for room are in vain.
+/// For how many tasks of a stream the driver has room. A call and what [`exercise`] gives the stream besides
+/// are eight, and a stream may wait for 64 calls when the machine is so busy that waits for room are in vain.
 const ROOM: usize = 600;
 
 /// Far more than that.

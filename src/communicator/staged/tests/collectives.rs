@@ -1,5 +1,5 @@
-//! Collectives in the order of a stream: what comes out, whatever the order of the streams, and what goes wrong
-//! without a wait.
+//! Collectives in the order of a stream: what comes out, whatever the order of the streams, and what goes
+//! wrong without a wait.
 
 use super::*;
 use crate::communicator::context::Membership;
@@ -59,8 +59,8 @@ fn lists_that_all_ranks_know_come_in_pieces_too() {
 /// Pieces of a call that one rank has sent before another's stream comes to it.
 const AHEAD: usize = 1100;
 
-/// A call to which rank 1's stream comes when rank 0 has sent all of it; or, if there is a `limit` to what rank 1 keeps that it has not
-/// asked for, when it keeps so much. What went wrong.
+/// A call to which rank 1's stream comes when rank 0 has sent all of it; or, if there is a `limit` to what
+/// rank 1 keeps that it has not asked for, when it keeps so much. What went wrong.
 fn run_far_ahead(kind: Kind, round: u32, limit: Option<usize>) -> Vec<String> {
     let (met, is_sent) = (Barrier::new(2), AtomicBool::new(false));
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
@@ -119,7 +119,8 @@ fn of_what_comes_before_its_stream_a_rank_keeps_so_much_and_takes_the_rest_when_
 fn a_rank_with_no_bytes_in_a_piece_waits_for_no_orders_of_calls_before() {
     let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
         rank.copy_by_kernels();
-        // Each of these has a courier of its own, and only the first has few orders: its desks are the next call's.
+        // Each of these has a courier of its own, and only the first has few orders: its desks are the next
+        // call's.
         let gate = rank.gate();
         let works: Vec<_> = (0..12)
             .map(|round| exercise(rank, Kind::Allreduce, if round == 0 { 1 } else { 2000 }, false, round))

@@ -1,5 +1,5 @@
-//! Driver errors and deaths in the midst of calls: all ranks hear of them within a second, nothing is touched after that, and
-//! streams go on.
+//! Driver errors and deaths in the midst of calls: all ranks hear of them within a second, nothing is touched
+//! after that, and streams go on.
 
 use std::process::{Command, Stdio};
 
@@ -60,8 +60,8 @@ impl Rank {
         }
     }
 
-    /// Makes a call that may not end well, in the order of the stream or without one. If it does not, the memory is the
-    /// caller's again, and its stream goes on.
+    /// Makes a call that may not end well, in the order of the stream or without one. If it does not, the
+    /// memory is the caller's again, and its stream goes on.
     fn suffer(&self, way: Way, kind: Kind, ordered: bool) -> Seen {
         let (reads, writes) = lengths(kind, LEN, SIZE, self.rank == 0);
         let (input, output) = (self.memory(&vec![0; reads]), self.memory(&vec![0; writes]));
@@ -84,7 +84,8 @@ impl Rank {
         Seen { result, at }
     }
 
-    /// Waits for the failure that another rank has had, and looks whether everything is refused that comes after it.
+    /// Waits for the failure that another rank has had, and looks whether everything is refused that comes
+    /// after it.
     fn is_told(&self) -> Instant {
         let until = Instant::now() + PATIENCE;
         let cause = loop {
@@ -123,8 +124,8 @@ fn named(error: &Error) -> String {
 /// What a rank does whose driver refuses something, or that of another.
 type Deed<'a> = &'a (dyn Fn(&Rank) -> Seen + Sync);
 
-/// What `attempt` answers if nothing in it came later than [`SOON`]. A busy processor may hold up any thread for a second,
-/// but not every time.
+/// What `attempt` answers if nothing in it came later than [`SOON`]. A busy processor may hold up any thread
+/// for a second, but not every time.
 fn in_time<T>(mut attempt: impl FnMut() -> std::result::Result<T, Late>) -> T {
     let mut late = None;
     for _ in 0..TRIES {
@@ -140,8 +141,8 @@ fn in_time<T>(mut attempt: impl FnMut() -> std::result::Result<T, Late>) -> T {
 #[derive(Debug)]
 struct Late(#[expect(dead_code, reason = "for whoever reads the panic")] String);
 
-/// Has one rank's driver refuse its `failing`-th call from the beginning of `deed`. `None`: it does not come so far. What
-/// was refused, if it did harm.
+/// Has one rank's driver refuse its `failing`-th call from the beginning of `deed`. `None`: it does not come
+/// so far. What was refused, if it did harm.
 fn refuse(way: Way, deed: Deed<'_>, failing: usize) -> std::result::Result<Option<Option<String>>, Late> {
     let (met, harmed) = (Barrier::new(SIZE as usize), AtomicBool::new(false));
     let outcomes = ranks(SIZE, way.transports, Order::RoundRobin, |rank| {

@@ -12,8 +12,8 @@ use crate::cuda::local::{Fold, Kernels};
 use crate::cuda::stream::Stream;
 use crate::engine::staged::relay::Limits;
 
-/// Kernels that tell how often they were to be loaded, which may fail, how many couriers were launched, and how many blocks those had and
-/// folds may have.
+/// Kernels that tell how often they were to be loaded, which may fail, how many couriers were launched, and
+/// how many blocks those had and folds may have.
 #[derive(Debug)]
 struct Told {
     kernels: DoubleKernels,
@@ -85,8 +85,8 @@ impl Told {
     }
 }
 
-/// Runs `body` on two ranks whose kernels tell of their blocks, with a sum of so many elements that it may call, and what expects the
-/// result when the rank's stream comes to it.
+/// Runs `body` on two ranks whose kernels tell of their blocks, with a sum of so many elements that it may
+/// call, and what expects the result when the rank's stream comes to it.
 fn sums(count: usize, limits: Limits, body: impl Fn(&Rank, &Told, &Request, &dyn Fn()) + Sync) {
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
         let kernels = Told::new(rank, true);
@@ -125,7 +125,8 @@ fn couriers_have_no_more_blocks_than_their_context_and_their_call_allow() {
     });
 }
 
-/// Without a stream side streams copy and combine, by launches of their own: through lanes that others combine from, or staged.
+/// Without a stream side streams copy and combine, by launches of their own: through lanes that others
+/// combine from, or staged.
 #[test]
 fn side_streams_have_no_more_blocks_than_their_context_and_their_call_allow() {
     for above in [0, usize::MAX].map(Some) {

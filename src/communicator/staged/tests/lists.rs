@@ -8,8 +8,8 @@ use crate::engine::device::Loads;
 
 const KINDS: [Kind; 3] = [Kind::Gather, Kind::Scatter, Kind::Alltoall];
 
-/// Groups that have no direct exchange, whose calls do not use it, or whose GPUs do not exchange: transports, and the
-/// calls' tag.
+/// Groups that have no direct exchange, whose calls do not use it, or whose GPUs do not exchange: transports,
+/// and the calls' tag.
 const WAYS: [(&str, Option<u64>); 3] = [("tcp", None), ("shm", Some(7)), ("shm", None)];
 
 /// Runs `body` on `size` ranks of such a group.

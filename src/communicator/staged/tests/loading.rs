@@ -1,4 +1,5 @@
-//! Driver calls that wait for the device, with a lock held that ours need: the program's and our own, at any moment.
+//! Driver calls that wait for the device, with a lock held that ours need: the program's and our own, at any
+//! moment.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -140,8 +141,9 @@ fn a_call_without_a_stream_makes_none_while_a_stream_waits() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
-/// The program waits in the driver for a stream, with the lock, and the stream for a call that `other`, on rank 1, keeps from
-/// ending. `knows`: not before the call knows what it waits for. What became of the call on rank 0.
+/// The program waits in the driver for a stream, with the lock, and the stream for a call that `other`, on
+/// rank 1, keeps from ending. `knows`: not before the call knows what it waits for. What became of the call
+/// on rank 0.
 fn held_up(timeout: Duration, knows: bool, couriers: bool, other: impl Fn(&Rank) + Sync) -> Error {
     let [is_held, is_answered, is_over] = [(); 3].map(|()| AtomicBool::new(false));
     let mut answers = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
@@ -350,7 +352,8 @@ fn make_it_scarce(rank: &Rank, elements: usize) {
     rank.context.cuda().pretend(&rank.devices, 4 * elements);
 }
 
-/// What begins behind calls of which one asks the driver: every collective, lists, messages either way, a call without a stream.
+/// What begins behind calls of which one asks the driver: every collective, lists, messages either way, a
+/// call without a stream.
 const BEHIND: usize = COLLECTIVES.len() + 4;
 
 /// Starts one of them, of several pieces. What it is to leave where, if it has no stream.
@@ -379,8 +382,8 @@ fn start_behind(rank: &Rank, which: usize) -> (Work, Option<(u64, Vec<i32>)>) {
     (rank.start(&request, &call).expect("it starts"), Some((into, due)))
 }
 
-/// A stream waits for a call that has its turn behind one whose mover asks the driver. Whoever had pinned memory made then would wait
-/// for that stream in the driver, with a lock that the mover needs.
+/// A stream waits for a call that has its turn behind one whose mover asks the driver. Whoever had pinned
+/// memory made then would wait for that stream in the driver, with a lock that the mover needs.
 #[test]
 fn no_pinned_memory_is_made_while_a_stream_waits_behind_a_call_that_asks_the_driver() {
     let (double, begun) = (OnceLock::new(), AtomicUsize::new(0));
@@ -431,7 +434,8 @@ fn no_pinned_memory_is_made_while_a_stream_waits_behind_a_call_that_asks_the_dri
 /// Elements of a piece of which no message goes unasked, by whatever algorithm.
 const ASKED: usize = 204_800;
 
-/// What goes wrong when the last piece of a broadcast's root finds pinned memory, while the first waits for some to be stored from.
+/// What goes wrong when the last piece of a broadcast's root finds pinned memory, while the first waits for
+/// some to be stored from.
 fn store_last_first(couriers: bool) -> Vec<String> {
     let met = Barrier::new(2);
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
@@ -526,7 +530,8 @@ fn a_call_that_is_refused_waits_for_no_stream() {
         first.wait(deadline()).expect("it ends well");
         assert_eq!(rank.drain(), Vec::<String>::new());
         met.wait();
-        // The program's stream waits for something that has nothing to do with the group, or comes behind the refused calls.
+        // The program's stream waits for something that has nothing to do with the group, or comes behind the
+        // refused calls.
         rank.double.hold_lock(Waiting::Seen, Duration::from_secs(3));
         let gate = rank.gate();
         rank.context.abort();
@@ -556,8 +561,8 @@ fn a_call_whose_stream_waits_asks_nothing_of_what_others_have_left() {
             .expect("it starts")
             .wait(deadline())
             .expect("it ends well");
-        // A load that nobody waits for any more, to which its stream has not come: as of a sparse call that was given up.
-        // SAFETY: a stream of the double lives as long as that.
+        // A load that nobody waits for any more, to which its stream has not come: as of a sparse call that
+        // was given up. SAFETY: a stream of the double lives as long as that.
         let other = unsafe { Stream::borrow(&rank.devices, 0, rank.double.stream(0)) }.expect("a stream");
         let memory = rank.memory(&[0; 16]);
         // SAFETY: the double keeps its memory.

@@ -218,8 +218,8 @@ fn messages_in_pieces_are_right_in_every_order_of_the_streams() {
 
 #[test]
 fn a_message_comes_before_its_stream_though_the_sender_waits_for_that() {
-    // On either rank, the receive's turn on the stream comes when the send has ended, which the other has to take: all of it,
-    // of more pieces than are under way otherwise.
+    // On either rank, the receive's turn on the stream comes when the send has ended, which the other has to
+    // take: all of it, of more pieces than are under way otherwise.
     const LEN: usize = 5 * LONG_PIECE / 4;
     for transports in ["shm", "tcp"] {
         let complaints = ranks(2, transports, Order::RoundRobin, |rank| {

@@ -224,7 +224,8 @@ fn what_joins_a_courier_late_finds_what_was_stored_before() {
     }
 }
 
-/// The first call's stores at rank 0 wait until rank 0 has given what the others obtain from the second, on another stream.
+/// The first call's stores at rank 0 wait until rank 0 has given what the others obtain from the second, on
+/// another stream.
 fn gives_while_stores_wait(size: u32, way: &str, order: Order) {
     // Two calls have all four lanes.
     const COUNT: usize = 100;

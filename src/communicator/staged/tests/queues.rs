@@ -229,12 +229,13 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
     }
 }
 
-/// The first copy of a message that no stream waits for comes into a queue, and behind it another stream's wait for the message: what is
-/// copied next may not come behind that.
+/// The first copy of a message that no stream waits for comes into a queue, and behind it another stream's
+/// wait for the message: what is copied next may not come behind that.
 #[test]
 fn a_call_without_a_stream_is_held_up_by_nothing_that_came_between_its_copies() {
     const LONG: usize = 8 * PIECE / 4;
-    // If there is something in both queues, streams are dealt them by turns: one of the two has that of the side stream.
+    // If there is something in both queues, streams are dealt them by turns: one of the two has that of the
+    // side stream.
     for other in [2, 3] {
         let doubles = [with_queues(2, Order::RoundRobin), with_queues(2, Order::RoundRobin)];
         let met = Barrier::new(2);

@@ -95,7 +95,8 @@ impl Rank {
     }
 }
 
-/// Pieces that connections carry in many parcels, more than there are movers, and whose socket is full at times.
+/// Pieces that connections carry in many parcels, more than there are movers, and whose socket is full at
+/// times.
 #[test]
 fn long_pieces_are_right_in_whatever_order_their_parts_come() {
     const LONG: Limits = Limits { piece: 1 << 20, above: Some(0) };

@@ -371,7 +371,8 @@ fn a_run_that_the_driver_refuses_in_a_capture_concerns_no_other() {
     assert_eq!(failures, [None, None]);
 }
 
-/// Has each of two ranks do something with an algorithm object over an input and an output, or two pointers, with a stream for each.
+/// Has each of two ranks do something with an algorithm object over an input and an output, or two pointers,
+/// with a stream for each.
 fn with_runs<T: Send>(kind: Kind, body: impl Fn(&Rank, &Prepared, [StreamHandle; 2]) -> T + Sync) -> Vec<T> {
     let met = Barrier::new(2);
     ranks(2, "tcp", Order::RoundRobin, |rank| {
@@ -409,7 +410,8 @@ fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {
     for (kind, least) in [(Kind::Allgather, 4), (Kind::Allreduce, 4)] {
         for status in [Status::Cuda, Status::OutOfMemory] {
             let refused = AtomicUsize::new(0);
-            // Some of these are behind the call: for what the input's stream is given next, and for whoever waits for the run.
+            // Some of these are behind the call: for what the input's stream is given next, and for whoever
+            // waits for the run.
             let records = (0..8).map(|after| (after, Some("cuEventRecord")));
             for (after, call) in (0..FIRST).map(|after| (after, None)).chain(records) {
                 with_runs(kind, |rank, object, _| {

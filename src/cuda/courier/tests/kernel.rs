@@ -1,5 +1,5 @@
-//! The kernel itself, compiled for processors and played in adversarial orders over memory that is as weak as a GPU's, beside a
-//! host that is a kernel, too (`kernels/double`).
+//! The kernel itself, compiled for processors and played in adversarial orders over memory that is as weak as
+//! a GPU's, beside a host that is a kernel, too (`kernels/double`).
 
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU32;
@@ -80,7 +80,8 @@ impl Script {
         self.couriers.push(Call { stand: self.address(), near, next, blocks, threads: 256 });
     }
 
-    /// Writes an order when its slip is free and what is `behind` has been carried out, and copies something before.
+    /// Writes an order when its slip is free and what is `behind` has been carried out, and copies something
+    /// before.
     fn order(&mut self, desk: Desk, order: Order, behind: Numbered, copy: [u64; 3]) -> Numbered {
         self.order_with(desk, (order, Annex::Nothing), behind, copy)
     }
@@ -146,9 +147,10 @@ fn address(memory: &[u8]) -> u64 {
     memory.as_ptr().expose_provenance() as u64
 }
 
-/// Two couriers of a stream carry pieces to the host, which copies each, and from there. At a third desk with blocks enough that most
-/// look at the device's memory each order carries what the one before it has written, other blocks' shares. The second courier, which may be
-/// launched before the first has ended, begins with what that one stores last. What is wrong, if anything.
+/// Two couriers of a stream carry pieces to the host, which copies each, and from there. At a third desk with
+/// blocks enough that most look at the device's memory each order carries what the one before it has written,
+/// other blocks' shares. The second courier, which may be launched before the first has ended, begins with
+/// what that one stores last. What is wrong, if anything.
 fn carries(seed: u64, chances: &Chances) -> Option<String> {
     const PIECE: usize = 200;
     const PIECES: usize = 40;
@@ -181,7 +183,8 @@ fn carries(seed: u64, chances: &Chances) -> Option<String> {
             let deed = script.deeds.pop().expect("it has been ordered");
             script.deeds.insert(last_store, deed);
         }
-        // What is carried behind this desk's first order finds that it has been: a stand's numbers go on, these begin somewhere.
+        // What is carried behind this desk's first order finds that it has been: a stand's numbers go on,
+        // these begin somewhere.
         script.order(Desk::Work, Order::NOTHING, nothing, [0; 3]);
         for step in courier * STEPS..(courier + 1) * STEPS {
             let from = if step == 0 { address(&given) } else { address(&steps[step]) };

@@ -79,8 +79,8 @@ struct Stream {
     abort: *mut c_void,
 }
 
-/// After so many `turns` of a thread the first rank is told to end, the others up to `apart` turns after one another; when `grace` have
-/// gone by since, the play is given up.
+/// After so many `turns` of a thread the first rank is told to end, the others up to `apart` turns after one
+/// another; when `grace` have gone by since, the play is given up.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(in crate::cuda) struct Patience {
@@ -159,8 +159,8 @@ impl Recorder {
     }
 }
 
-/// Plays what has been recorded for each rank, whose abort word is named beside it. How it ended, and how often abort words were
-/// read.
+/// Plays what has been recorded for each rank, whose abort word is named beside it. How it ended, and how
+/// often abort words were read.
 ///
 /// # Safety
 /// The memory that the launches name is there, also that for copies, and nobody else touches it.

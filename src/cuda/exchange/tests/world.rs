@@ -266,8 +266,8 @@ impl World {
         self.ranks.iter().map(|rank| rank.fault.record()).collect()
     }
 
-    /// Sends and receives that start together, but on a rank that starts them `alone`, one after the other: (from, to, bytes) in the
-    /// order of the call.
+    /// Sends and receives that start together, but on a rank that starts them `alone`, one after the other:
+    /// (from, to, bytes) in the order of the call.
     pub(super) fn exchange(&mut self, transfers: &[(u32, u32, usize)], alone: Option<u32>, dice: &mut Dice) {
         let size = self.ranks.len();
         let case = Case { dtype: DataType::U8, ..Case::new(Kind::Send, 0) };

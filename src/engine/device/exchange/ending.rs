@@ -16,8 +16,8 @@ use crate::sys::process;
 const LATCHING: Duration = Duration::from_millis(20);
 
 impl DeviceExchange {
-    /// Waits until streams have done what they were given, no longer than `until`: a call has failed, and its caller has the memory
-    /// back then. The group has failed, so the kernels leave.
+    /// Waits until streams have done what they were given, no longer than `until`: a call has failed, and its
+    /// caller has the memory back then. The group has failed, so the kernels leave.
     pub fn await_end(&self, until: Deadline) {
         let start = Instant::now();
         // Of a device that is lost nobody will know more.
@@ -26,9 +26,10 @@ impl DeviceExchange {
         }
     }
 
-    /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams come to from now
-    /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most: the driver may be waiting for what
-    /// whoever calls this is to end, and is asked by another thread. Once that is done, later calls do nothing.
+    /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams
+    /// come to from now on leaves the caller's memory alone. Waits until that is so, a few milliseconds at
+    /// most: the driver may be waiting for what whoever calls this is to end, and is asked by another thread.
+    /// Once that is done, later calls do nothing.
     pub fn shut(self: &Arc<Self>) {
         self.abort();
         if self.parts().urgent.get().is_some() {
@@ -57,8 +58,8 @@ impl DeviceExchange {
         Ok(told)
     }
 
-    /// Makes what [`DeviceExchange::shut`] and [`DeviceExchange::abort`] need for kernels that write into other ranks' memory. May wait
-    /// for the GPU.
+    /// Makes what [`DeviceExchange::shut`] and [`DeviceExchange::abort`] need for kernels that write into
+    /// other ranks' memory. May wait for the GPU.
     pub(in crate::engine::device) fn prepare_to_latch(&self) -> Result<()> {
         self.parts().prepare_urgent()
     }
@@ -72,14 +73,16 @@ impl DeviceExchange {
     fn latch(&self) -> Result<()> {
         let parts = self.parts();
         let Some(stream) = parts.urgent.get() else { return Ok(()) };
-        // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
+        // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's
+        // streams.
         unsafe { stream.write_value(parts.arena.address(), 1) }?;
         stream.synchronize(Deadline::after(LATCHING))
     }
 
-    /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread. A kernel that is launched already and
-    /// finds all that it waits for does not ask the host, and may still have its results written: into windows, too, until the latch is
-    /// set, a moment later; until then it may read what other ranks of its process have given to broadcasts by stages.
+    /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread. A kernel that is
+    /// launched already and finds all that it waits for does not ask the host, and may still have its results
+    /// written: into windows, too, until the latch is set, a moment later; until then it may read what other
+    /// ranks of its process have given to broadcasts by stages.
     pub fn abort(self: &Arc<Self>) {
         let parts = self.parts();
         parts.fault.abort();

@@ -1,8 +1,9 @@
 //! Calls in captures, and how the graphs that they become are ordered with other calls.
 //!
-//! Calls of one capture come after one another. Where graphs are *mixed* with other calls, each replay also comes after what was called
-//! or replayed before it was launched, and what is called or launched later comes after it, whatever the streams: the graph begins by
-//! waiting for two events as they are then, and at its end it records one, in a node that nothing else in the graph waits for.
+//! Calls of one capture come after one another. Where graphs are *mixed* with other calls, each replay also
+//! comes after what was called or replayed before it was launched, and what is called or launched later comes
+//! after it, whatever the streams: the graph begins by waiting for two events as they are then, and at its
+//! end it records one, in a node that nothing else in the graph waits for.
 
 use std::collections::VecDeque;
 
@@ -52,7 +53,8 @@ impl Captured {
         let place = self.last.iter().position(|last| last.capture == capture);
         match place {
             Some(place) if self.last[place].stream == id => {}
-            // It means the last call that was captured, which is of this capture, or the call was not admitted.
+            // It means the last call that was captured, which is of this capture, or the call was not
+            // admitted.
             Some(_) => stream.wait(&parts.within)?,
             None if mixes => {
                 stream.wait_at_launch(&parts.last)?;
@@ -74,7 +76,8 @@ impl Captured {
         }
         let Some(Last { record, .. }) = self.last.back_mut() else { return Ok(()) };
         match record {
-            // This call comes behind the one before. With an edge from each of them the graph is no chain, and takes longer.
+            // This call comes behind the one before. With an edge from each of them the graph is no chain,
+            // and takes longer.
             Some(record) => stream.put_off(record)?,
             None if place.is_none() && mixes => {
                 *record = Some(stream.record_at_launch(&parts.replayed)?);
@@ -85,7 +88,8 @@ impl Captured {
         Ok(())
     }
 
-    /// Refuses a call on the stream `id`, in `capture`, that has no way to come behind the one before it in the capture.
+    /// Refuses a call on the stream `id`, in `capture`, that has no way to come behind the one before it in
+    /// the capture.
     pub(super) fn admit(&self, id: Id, capture: u64) -> Result<()> {
         let before = self.last.iter().position(|last| last.capture == capture);
         match before.map(|place| (&self.last[place], place + 1 == self.last.len())) {

@@ -22,8 +22,8 @@ use crate::signature::Signature;
 pub(super) enum Id {
     /// Its number, which the driver never uses again.
     Number(u64),
-    /// Of a stream that is being captured the driver does not tell that: its handle, and whose default stream it is, if it is a thread's.
-    /// What is in one capture lives until it ends.
+    /// Of a stream that is being captured the driver does not tell that: its handle, and whose default stream
+    /// it is, if it is a thread's. What is in one capture lives until it ends.
     Captured(StreamHandle, Option<ThreadId>),
 }
 
@@ -104,8 +104,9 @@ impl DeviceExchange {
         Ok(others)
     }
 
-    /// Gives a call to its stream, between what the streams beside it were given before and what they are given next. Others are told of
-    /// it by `compare`: a message that fails up to there is not there for them, unless the device is lost.
+    /// Gives a call to its stream, between what the streams beside it were given before and what they are
+    /// given next. Others are told of it by `compare`: a message that fails up to there is not there for
+    /// them, unless the device is lost.
     #[expect(clippy::too_many_arguments, reason = "few callers, above")]
     pub(super) fn give(
         &self,
@@ -129,7 +130,8 @@ impl DeviceExchange {
         };
         if let Some(capture) = capture {
             captured.admit(id, capture)?;
-            // It is no call yet, and may never be one, or many: others need not capture it, and it is compared with nothing.
+            // It is no call yet, and may never be one, or many: others need not capture it, and it is
+            // compared with nothing.
             let turn = group.number(Class::Captured, signatures, caller.timeout)?;
             let mixes = self.mixes.load(Ordering::Relaxed);
             let launch = |stream: &Stream| joined::between(stream, beside, || launch(stream));
@@ -142,7 +144,8 @@ impl DeviceExchange {
         let (mut begun, mut meets) = (false, Meets::Ends(peers));
         // What others are told of is launched, and an event stands for it, before anything is done in quiet.
         let launching = self.devices().launching();
-        // Before anybody is told of the call: a stream that only waits for what others were given has nothing of it.
+        // Before anybody is told of the call: a stream that only waits for what others were given has nothing
+        // of it.
         let wait = || {
             if ran_on.is_some_and(|before| before != id) {
                 stream.wait(&parts.last)?;

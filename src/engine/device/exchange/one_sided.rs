@@ -1,8 +1,9 @@
 //! One-sided operations: what a rank writes into another's part of a window, signals, and waits for them.
 //!
-//! They are no calls of all ranks: nothing of them is compared, and they are in no order with calls but that of their streams, since a
-//! wait may be for what another rank sends behind a call. What a rank sends goes in the order in which it is asked for, on whatever
-//! streams; waits are beside each other. What is captured is in no order with anything else.
+//! They are no calls of all ranks: nothing of them is compared, and they are in no order with calls but that
+//! of their streams, since a wait may be for what another rank sends behind a call. What a rank sends goes in
+//! the order in which it is asked for, on whatever streams; waits are beside each other. What is captured is
+//! in no order with anything else.
 
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
@@ -38,8 +39,8 @@ pub struct Put {
 pub(in crate::engine::device) struct OneSided {
     /// Complete when all that was sent has been.
     sent: Event,
-    /// The stream that was given the last of it, by its id. Locked while a stream is given something to send: that may take until
-    /// there is room in its queue.
+    /// The stream that was given the last of it, by its id. Locked while a stream is given something to send:
+    /// that may take until there is room in its queue.
     sent_on: Mutex<Option<u64>>,
     /// Locked for moments, so that deadlines are kept meanwhile.
     waits: Mutex<Waits>,
@@ -136,14 +137,16 @@ impl DeviceExchange {
     /// Has the caller's stream write into another member's part of a window, and then signal it.
     ///
     /// # Safety
-    /// The stream lives, and the memory until it has done this. What is written to is nobody else's meanwhile.
+    /// The stream lives, and the memory until it has done this. What is written to is nobody else's
+    /// meanwhile.
     pub unsafe fn put(&self, group: &Group, peer: u32, put: &Put, caller: Caller) -> Result<()> {
         let Put { from, bytes, window, offset } = *put;
         let (to, device) =
             lock(&self.parts().windows).reach(window, self.member(group, peer)?, offset, bytes)?;
         let copy = |stream: &Stream| match usize::try_from(bytes) {
             Ok(0) => Ok(()),
-            // SAFETY: the caller's promise; the window is mapped until no operation of this rank is under way.
+            // SAFETY: the caller's promise; the window is mapped until no operation of this rank is under
+            // way.
             Ok(bytes) => unsafe { stream.copy_to_peer(to, device, from, bytes) },
             Err(_) => fail!(InvalidArgument, "{bytes} bytes do not fit any memory"),
         };
@@ -190,7 +193,8 @@ impl DeviceExchange {
                 before(stream)?;
                 parts.boards.note_signal(member, false);
                 let signals = parts.kernels.enqueue_signals(&counts, stream);
-                // What is sent next would not come behind this, which the stream may have been given a part of.
+                // What is sent next would not come behind this, which the stream may have been given a part
+                // of.
                 signals
                     .and_then(|()| parts.one_sided.sent.record(stream))
                     .inspect_err(|error| group.fail_here(error))
@@ -199,9 +203,9 @@ impl DeviceExchange {
         self.or_told(group, caller, given)
     }
 
-    /// Has the caller's stream wait for so many signals of each member, which no other wait is for. What they were sent behind is seen by
-    /// what the stream is given after this. If they do not come until the call's deadline, or a member has left without sending them, the
-    /// group fails.
+    /// Has the caller's stream wait for so many signals of each member, which no other wait is for. What they
+    /// were sent behind is seen by what the stream is given after this. If they do not come until the call's
+    /// deadline, or a member has left without sending them, the group fails.
     ///
     /// # Safety
     /// The stream lives.
@@ -294,7 +298,8 @@ impl DeviceExchange {
         Ok(member as usize)
     }
 
-    /// What the driver refuses fails the group: others may wait for it. If the group has failed before, that is the error.
+    /// What the driver refuses fails the group: others may wait for it. If the group has failed before, that
+    /// is the error.
     fn or_told(&self, group: &Group, caller: Caller, given: Result<()>) -> Result<()> {
         let told = self.or_fail(group, Class::PointToPoint, caller, given);
         told.map_err(|error| group.failure().unwrap_or(error))

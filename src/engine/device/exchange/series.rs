@@ -56,12 +56,14 @@ impl Series<'_> {
         &self.stream
     }
 
-    /// How many collectives of the exchange there will have been with the call, before that is noted: see [`DeviceExchange::missing`].
+    /// How many collectives of the exchange there will have been with the call, before that is noted: see
+    /// [`DeviceExchange::missing`].
     pub fn number(&self) -> u32 {
         self.line.calls.collectives().wrapping_add(1)
     }
 
-    /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
+    /// Notes the call, compares it with those of the other members, and has the stream wait for what ran
+    /// before.
     pub fn begin(&mut self, group: &Group, turn: &Turn, max_blocks: u32) -> Result<()> {
         let terms = Terms { max_blocks, ..Terms::default() };
         self.line.calls.compare(self.exchange.parts(), group, turn, terms)?;
@@ -93,8 +95,8 @@ impl Series<'_> {
         unsafe { parts.kernels.enqueue_points(points, parts.room.blocks(max_blocks), &self.stream) }
     }
 
-    /// The call fails in its course, and the stream cannot be made to wait for what `error` tells of: nobody will know when that is
-    /// done.
+    /// The call fails in its course, and the stream cannot be made to wait for what `error` tells of: nobody
+    /// will know when that is done.
     pub fn lose(&self, error: &Error) {
         self.exchange.parts().astray.lose(error);
     }

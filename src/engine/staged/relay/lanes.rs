@@ -14,8 +14,8 @@ use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::error::Result;
 
-/// The ranks of a group that relay calls among each other: all, or such as are equally far apart. They have numbers of their own, in the
-/// same order.
+/// The ranks of a group that relay calls among each other: all, or such as are equally far apart. They have
+/// numbers of their own, in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crew {
     /// The rank of the group that is number 0,
@@ -176,8 +176,8 @@ impl Lanes {
         }
     }
 
-    /// What steps that are under way on a device still need when the call is given up, maybe longer than there is the group: nothing
-    /// goes between the ranks for them.
+    /// What steps that are under way on a device still need when the call is given up, maybe longer than
+    /// there is the group: nothing goes between the ranks for them.
     pub(super) fn pinned(self: &Arc<Self>) -> Pinned {
         match &**self {
             Lanes::Shared(_) => self.clone(),
@@ -198,8 +198,8 @@ impl Lanes {
         piece < RELAY_LANES || self.has_come(member, Mark::Done, piece - RELAY_LANES)
     }
 
-    /// This rank has come so far with `pieces` pieces of a call, the first ones; `before` it there were so many of other
-    /// calls. What is sent for it is among `parcels` until it has gone.
+    /// This rank has come so far with `pieces` pieces of a call, the first ones; `before` it there were so
+    /// many of other calls. What is sent for it is among `parcels` until it has gone.
     pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64, parcels: &Parcels) {
         match self {
             Lanes::Shared(shared) => shared.direct().reach(mark, before + pieces),
@@ -207,8 +207,9 @@ impl Lanes {
         }
     }
 
-    /// The members that have not been told that this rank is done with so many pieces of all calls, if it is. What they have been told
-    /// reaches them even if this process ends, unless the network loses it just then.
+    /// The members that have not been told that this rank is done with so many pieces of all calls, if it is.
+    /// What they have been told reaches them even if this process ends, unless the network loses it just
+    /// then.
     pub(super) fn untold(&self, pieces: u64) -> Vec<usize> {
         match self {
             Lanes::Shared(_) => Vec::new(),

@@ -1,7 +1,8 @@
 //! Lanes on their way.
 //!
-//! They are made between calls, by a thread of its own: whoever pins memory asks the driver, which may wait for a stream, which
-//! waits for a call (cuda/quiet.rs). In each call the members say how far they have come. Until all have their lanes, calls go the ordinary way.
+//! They are made between calls, by a thread of its own: whoever pins memory asks the driver, which may wait
+//! for a stream, which waits for a call (cuda/quiet.rs). In each call the members say how far they have come.
+//! Until all have their lanes, calls go the ordinary way.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

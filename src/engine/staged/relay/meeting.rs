@@ -1,5 +1,5 @@
-//! How the ranks meet for a call that may be relayed: they compare it, and say whether they can relay it, with which scalar, and
-//! how far they have come with their lanes ([`making`](super::making)).
+//! How the ranks meet for a call that may be relayed: they compare it, and say whether they can relay it,
+//! with which scalar, and how far they have come with their lanes ([`making`](super::making)).
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -15,7 +15,8 @@ use crate::engine::operation::Operation;
 use crate::error::Result;
 use crate::transport::address::PeerAddress;
 
-/// Makes the operation that gathers as many bytes of each rank, from the first address, to all, at the second.
+/// Makes the operation that gathers as many bytes of each rank, from the first address, to all, at the
+/// second.
 pub type Gather =
     Arc<dyn Fn(&Group, &Turn, *mut u8, *mut u8, usize) -> Result<Box<dyn Operation>> + Send + Sync>;
 
@@ -60,7 +61,8 @@ pub(super) struct Meeting {
 }
 
 enum Stage {
-    /// Waiting until the post of two calls ago is no more needed; the number of the call among the direct ones.
+    /// Waiting until the post of two calls ago is no more needed; the number of the call among the direct
+    /// ones.
     Enter(u64),
     /// Posted; waiting for everybody's post.
     Arrive(u64),
@@ -176,7 +178,8 @@ impl Meeting {
             }
             self.greet(gather, group, turn)?;
         }
-        // In its place until all has come: whoever gives the call up finds it there, and has nothing more written to its memory.
+        // In its place until all has come: whoever gives the call up finds it there, and has nothing more
+        // written to its memory.
         let Stage::Greet(gathering, _) = &mut self.stage else { return Ok(Met::Parts) };
         match gathering.operation.advance(group) {
             Poll::Pending => return Ok(Met::Pending),

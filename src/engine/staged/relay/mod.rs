@@ -1,26 +1,29 @@
 //! Long calls on device memory between ranks whose devices do not reach each other: the devices do the work.
 //!
-//! A piece goes from the device into its owner's *lane*, and from lanes to the devices of the others; where the ranks combine,
-//! each device combines its share, reading the others' lanes in place, and gives the result through its own lane. Lanes are pinned.
-//! Ranks that share memory have all mapped all lanes ([`shared`]): nothing is copied by a processor. Others have copies of
-//! the others' lanes, which connections of their own fill ([`wired`], [`mover`]).
+//! A piece goes from the device into its owner's *lane*, and from lanes to the devices of the others; where
+//! the ranks combine, each device combines its share, reading the others' lanes in place, and gives the
+//! result through its own lane. Lanes are pinned. Ranks that share memory have all mapped all lanes
+//! ([`shared`]): nothing is copied by a processor. Others have copies of the others' lanes, which connections
+//! of their own fill ([`wired`], [`mover`]).
 //!
-//! What happens to a piece ([`pieces`]): its owner *gives* it; *works* on it, when those that it needs something of have given;
-//! and, where shares were combined, *takes* the others' shares when those have been folded. Each of these has a stream, or a
-//! desk of a courier, on which pieces follow each other; the host gives it a step when it has seen the step before end, and tells how far it has come
-//! ([`Mark`]). Steps are short, so whoever moves the call looks for their ends. What is under way when it goes to
-//! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it
+//! What happens to a piece ([`pieces`]): its owner *gives* it; *works* on it, when those that it needs
+//! something of have given; and, where shares were combined, *takes* the others' shares when those have been
+//! folded. Each of these has a stream, or a desk of a courier, on which pieces follow each other; the host
+//! gives it a step when it has seen the step before end, and tells how far it has come ([`Mark`]). Steps are
+//! short, so whoever moves the call looks for their ends. What is under way when it goes to sleep counts as
+//! given just now: naps are short then. A lane is used again when everybody is done with the piece that it
 //! held, so a rank that has ended a call need not wait until the others have read what it gave.
 //!
-//! When all of a call has been given to its courier and no other rank is needed, the next one has its turn: it meets, and gives, while
-//! this one stores and its parcels go. So two may be under way; a lane is free when its last piece is done here, too.
+//! When all of a call has been given to its courier and no other rank is needed, the next one has its turn:
+//! it meets, and gives, while this one stores and its parcels go. So two may be under way; a lane is free
+//! when its last piece is done here, too.
 //!
-//! The ranks compare their calls before anything is written but their own lanes ([`meeting`]). There each also says whether it can
-//! relay the call; if one cannot, and as long as not all have their lanes, which are made beside the first calls ([`making`]),
-//! all go the ordinary way ([`Staged`]).
+//! The ranks compare their calls before anything is written but their own lanes ([`meeting`]). There each
+//! also says whether it can relay the call; if one cannot, and as long as not all have their lanes, which are
+//! made beside the first calls ([`making`]), all go the ordinary way ([`Staged`]).
 //!
-//! A call that is given up dismisses its courier, or enqueues the release of the exit, behind the steps under way. What others
-//! still read of this rank's lanes harms nobody.
+//! A call that is given up dismisses its courier, or enqueues the release of the exit, behind the steps under
+//! way. What others still read of this rank's lanes harms nobody.
 
 mod lanes;
 mod making;
@@ -71,7 +74,8 @@ pub struct Combine {
 
 /// What a call needs to be relayed.
 pub struct RelayPlan {
-    /// What the ranks that relay it keep. Their calls run one after the other, each from when the one before has exchanged.
+    /// What the ranks that relay it keep. Their calls run one after the other, each from when the one before
+    /// has exchanged.
     pub seat: Arc<Seat>,
     /// Where the ranks meet.
     pub place: MeetingPlace,
@@ -87,7 +91,8 @@ impl RelayPlan {
     /// Whether this rank can copy and combine on `order`'s device.
     fn can_run(&self, order: &StreamOrder) -> bool {
         if order.copier.is_none() && order.errand.is_none() {
-            // Not even those that copy could be loaded, and all are loaded at once. Trying again would take as long as it did.
+            // Not even those that copy could be loaded, and all are loaded at once. Trying again would take
+            // as long as it did.
             return false;
         }
         let (dtype, operator) = self.combine.map_or(COPY, |combine| (combine.dtype, combine.operator));
@@ -167,8 +172,8 @@ enum Waits {
 }
 
 impl Relay {
-    /// A call, which is exchanged as `plan` says, or as `staged`. Whether it is the `first` that its stream waits for. May wait for
-    /// the driver, as [`Staged::provided`].
+    /// A call, which is exchanged as `plan` says, or as `staged`. Whether it is the `first` that its stream
+    /// waits for. May wait for the driver, as [`Staged::provided`].
     pub fn new(
         mut staged: Staged,
         plan: RelayPlan,
@@ -194,7 +199,8 @@ impl Relay {
         self.staged.exit()
     }
 
-    /// Whether no more of it comes to the lanes: the next call of the crew may go on, if the caller sees to the order on the stream.
+    /// Whether no more of it comes to the lanes: the next call of the crew may go on, if the caller sees to
+    /// the order on the stream.
     pub fn leaves_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ordinary) || self.has_exchanged()
     }
@@ -289,11 +295,12 @@ impl Relay {
         }
     }
 
-    /// Begins to give before the ranks have met: what is in a lane is nobody's business before that. It costs as long as they
-    /// take to meet.
+    /// Begins to give before the ranks have met: what is in a lane is nobody's business before that. It costs
+    /// as long as they take to meet.
     fn give_early(&mut self, group: &Group) -> Result<()> {
         if group.failure().is_some() {
-            // Others may still read what a call has given that was given up, and so has no pieces among those so far.
+            // Others may still read what a call has given that was given up, and so has no pieces among those
+            // so far.
             return Ok(());
         }
         if self.running.is_none() {
@@ -410,8 +417,8 @@ impl Operation for Relay {
         members.into_iter().map(|member| crew.rank(member)).collect()
     }
 
-    /// What is left is to see stores end, to say so, and to send what has been given: lanes are used again behind that, whichever
-    /// call uses them.
+    /// What is left is to see stores end, to say so, and to send what has been given: lanes are used again
+    /// behind that, whichever call uses them.
     fn has_exchanged(&self) -> bool {
         match (&self.stage, &self.running) {
             (Stage::Ordinary, _) => self.staged.has_exchanged(),

@@ -1,8 +1,9 @@
-//! What moves the bytes between ranks that share no memory: threads, each with a connection of its own to every member.
+//! What moves the bytes between ranks that share no memory: threads, each with a connection of its own to
+//! every member.
 //!
-//! Who has nothing under way to a member takes the next parcel for it, so a slow one holds up no more than its own. They touch nothing but
-//! the lanes and their own connections, and say what has come on counters that the call looks at. They watch out for a moment after the last
-//! byte and then sleep.
+//! Who has nothing under way to a member takes the next parcel for it, so a slow one holds up no more than
+//! its own. They touch nothing but the lanes and their own connections, and say what has come on counters
+//! that the call looks at. They watch out for a moment after the last byte and then sleep.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -35,7 +36,8 @@ const NAP: Duration = Duration::from_millis(500);
 #[cfg(test)]
 const NAP: Duration = Duration::from_secs(90);
 
-/// The most bytes of a parcel that is dealt out: both directions of a connection have their turn, and movers end together.
+/// The most bytes of a parcel that is dealt out: both directions of a connection have their turn, and movers
+/// end together.
 pub(super) const PARCEL: usize = 256 * 1024;
 
 const READS: Interest = Interest { read: true, write: false, close: false, once: false };
@@ -117,11 +119,12 @@ pub(super) enum Account {
     Told(Told, u64),
 }
 
-/// By member, of how many pieces of all calls it has been told that this rank is done with them, as far as the kernel has that, or it
-/// never will. That is told in the order of the pieces.
+/// By member, of how many pieces of all calls it has been told that this rank is done with them, as far as
+/// the kernel has that, or it never will. That is told in the order of the pieces.
 pub(super) type Told = Arc<[AtomicU64]>;
 
-/// What a call has sent that the kernel does not have yet. What it has is delivered even if this process ends.
+/// What a call has sent that the kernel does not have yet. What it has is delivered even if this process
+/// ends.
 #[derive(Clone, Debug)]
 pub(super) struct Parcels(Arc<Unwritten>);
 
@@ -210,7 +213,8 @@ impl Bell {
         })
     }
 
-    /// Has the mover look, if it sleeps. As for [`Bell::claim`], the caller has a fence behind what there is to see.
+    /// Has the mover look, if it sleeps. As for [`Bell::claim`], the caller has a fence behind what there is
+    /// to see.
     pub(super) fn rouse(&self) {
         if self.parked.load(Ordering::Relaxed) {
             self.event.signal();
@@ -309,7 +313,8 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
                 Ok(more) => moved |= more,
                 Err(error) => {
                     connection.ended = true;
-                    // Others' parcels may be lost with it: the member is told, whatever this side's end has come of.
+                    // Others' parcels may be lost with it: the member is told, whatever this side's end has
+                    // come of.
                     let _ = connection.socket.shutdown(Shutdown::Both);
                     connection.forget(hub);
                     epoll.unwatch(connection.socket.as_fd());
@@ -499,7 +504,8 @@ impl Arriving {
         let (frame, target) = self.frame.expect("a header has come");
         let (done, length) = (self.read - HEADER, frame.length as usize);
         if done < length {
-            // SAFETY: `target` says that the frame lies in the member's lane, which nobody reads before it has come.
+            // SAFETY: `target` says that the frame lies in the member's lane, which nobody reads before it
+            // has come.
             let rest = unsafe {
                 std::slice::from_raw_parts_mut(target.add(done).cast::<MaybeUninit<u8>>(), length - done)
             };

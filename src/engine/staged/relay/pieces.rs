@@ -21,8 +21,8 @@ pub(super) struct Run {
     /// Pieces of all calls before this one.
     pub(super) before: u64,
     pub(super) progress: Progress,
-    /// Whether all has been given to the device, and nothing of other ranks is needed any more. The pieces of the next call begin
-    /// behind this one's then.
+    /// Whether all has been given to the device, and nothing of other ranks is needed any more. The pieces of
+    /// the next call begin behind this one's then.
     pub(super) exchanged: bool,
     /// What is on its way to other ranks.
     pub(super) parcels: Parcels,
@@ -54,7 +54,8 @@ pub(super) struct Relayed<'a> {
 }
 
 impl Relayed<'_> {
-    /// Moves every piece on by a step, where it can. The member that the last of the pieces waits for, if any.
+    /// Moves every piece on by a step, where it can. The member that the last of the pieces waits for, if
+    /// any.
     pub(super) fn advance(&self, run: &mut Run) -> Result<Option<usize>> {
         let RelayPlan { route, .. } = self.plan;
         let before = run.before;
@@ -102,8 +103,9 @@ impl Relayed<'_> {
         Ok(stops.or(self.begin(run)?))
     }
 
-    /// Begins to give the next piece, if there is a lane for it: one at a time, since what was given before it may have
-    /// come to its lane when the driver has been told. The member whose lane is not free, if that is why not.
+    /// Begins to give the next piece, if there is a lane for it: one at a time, since what was given before
+    /// it may have come to its lane when the driver has been told. The member whose lane is not free, if that
+    /// is why not.
     pub(super) fn begin(&self, run: &mut Run) -> Result<Option<usize>> {
         let RelayPlan { route, .. } = self.plan;
         let (before, piece, tracks) = (run.before, run.progress.begun, run.tracks.len());
@@ -124,8 +126,8 @@ impl Relayed<'_> {
         let moves = self.plan.route.given(piece);
         let lane = run.lane(self.plan.route.rank(), piece).expose_provenance() as u64;
         for Move { from, to, bytes } in &moves {
-            // SAFETY: the caller's input holds every piece; the lane is this rank's, holds what a route says, and nobody reads
-            // it, as the marks of the others have said.
+            // SAFETY: the caller's input holds every piece; the lane is this rank's, holds what a route says,
+            // and nobody reads it, as the marks of the others have said.
             unsafe {
                 self.copy(run, (piece, Step::Give), lane + *to as u64, self.input + *from as u64, *bytes)
             }?;
@@ -145,7 +147,8 @@ impl Relayed<'_> {
         }
         if let Some(Move { from, to, bytes }) = route.kept(piece) {
             let (to, from) = (self.output + to as u64, self.input + from as u64);
-            // SAFETY: both sides are the caller's, hold every piece, and are apart, or the call would be in place.
+            // SAFETY: both sides are the caller's, hold every piece, and are apart, or the call would be in
+            // place.
             unsafe { self.copy(run, (piece, Step::Take), to, from, bytes) }?;
             run.given(piece, Step::Take, true)?;
         }
@@ -171,9 +174,9 @@ impl Relayed<'_> {
             None => result,
         };
         let sum = Sum { combine, operands: &operands, out, count: share.count };
-        // SAFETY: the others have marked their contributions, which stay in their lanes until this rank is done with the
-        // piece; pinned memory is reached at its own address. The output is the caller's or this rank's lane; in place it is the
-        // operand of the same place.
+        // SAFETY: the others have marked their contributions, which stay in their lanes until this rank is
+        // done with the piece; pinned memory is reached at its own address. The output is the caller's or
+        // this rank's lane; in place it is the operand of the same place.
         unsafe { run.tracks.combine(&*self.plan.kernels, piece, &sum) }?;
         if share.output.is_some() && share.shared {
             let bytes = share.count * route.element();
@@ -188,8 +191,8 @@ impl Relayed<'_> {
         let moves = self.plan.route.taken(piece);
         for (member, Move { from, to, bytes }) in &moves {
             let lane = run.lane(*member, piece).wrapping_add(*from).expose_provenance() as u64;
-            // SAFETY: the member has marked what is read, which stays there until this rank is done with the piece; the
-            // caller's output holds every piece.
+            // SAFETY: the member has marked what is read, which stays there until this rank is done with the
+            // piece; the caller's output holds every piece.
             unsafe { self.copy(run, (piece, Step::Take), self.output + *to as u64, lane, *bytes) }?;
         }
         run.given(piece, Step::Take, !moves.is_empty())
@@ -204,9 +207,9 @@ impl Relayed<'_> {
 }
 
 impl Run {
-    /// The members to which something is still to be written before the call may end, here and in the process, once the rest is done:
-    /// what it has sent, and that lanes are free which others need to end the call. For the last pieces, one a lane, that is for later
-    /// calls to wait for.
+    /// The members to which something is still to be written before the call may end, here and in the
+    /// process, once the rest is done: what it has sent, and that lanes are free which others need to end the
+    /// call. For the last pieces, one a lane, that is for later calls to wait for.
     pub(super) fn unwritten(&self, route: &Route) -> Vec<usize> {
         let mut members: Vec<usize> = self.parcels.unwritten().collect();
         if self.progress.done == route.pieces() {

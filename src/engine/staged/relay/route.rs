@@ -9,27 +9,30 @@ use crate::signature::Kind;
 /// Bytes of a lane that hold what its owner contributes to a piece.
 pub(super) const INPUT_BYTES: usize = 4 * 1024 * 1024;
 
-/// Where in a lane its owner's share of the result begins, and what of it there is: with two ranks, half of a piece.
+/// Where in a lane its owner's share of the result begins, and what of it there is: with two ranks, half of a
+/// piece.
 pub(super) const RESULT_AT: usize = INPUT_BYTES;
 const RESULT_BYTES: usize = INPUT_BYTES / 2 + 4096;
 
 /// Bytes of a lane.
 pub(super) const LANE_BYTES: usize = INPUT_BYTES + RESULT_BYTES;
 
-/// Lanes of a rank: so many pieces are under way. Each takes several steps, between which the host looks at it.
+/// Lanes of a rank: so many pieces are under way. Each takes several steps, between which the host looks at
+/// it.
 pub(super) const RELAY_LANES: u64 = 4;
 
-/// The smallest piece. With smaller ones the host's looks take longer than the copies: 1 MiB over TCP takes 87 µs in two
-/// pieces, 118 in four.
+/// The smallest piece. With smaller ones the host's looks take longer than the copies: 1 MiB over TCP takes
+/// 87 µs in two pieces, 118 in four.
 const SMALLEST: usize = 512 * 1024;
 
-/// Where nothing is combined, calls have more pieces, if these are not smaller than so: the network is idle until the first has come
-/// from its device and when the last goes to others. Two H100s over TCP, a broadcast of 16 MiB in eighths and in quarters, medians of
-/// seven and eight runs: 692 and 815 µs, on a stream 977 and 1095. What is combined takes as long or longer so.
+/// Where nothing is combined, calls have more pieces, if these are not smaller than so: the network is idle
+/// until the first has come from its device and when the last goes to others. Two H100s over TCP, a broadcast
+/// of 16 MiB in eighths and in quarters, medians of seven and eight runs: 692 and 815 µs, on a stream 977
+/// and 1095. What is combined takes as long or longer so.
 const SMALL_MOVED: usize = 1024 * 1024;
 
-/// The longest allreduce of two ranks that each combines whole. Above, the folds of shares are the shorter ones. (A reduce has only the
-/// root's.)
+/// The longest allreduce of two ranks that each combines whole. Above, the folds of shares are the shorter
+/// ones. (A reduce has only the root's.)
 const MOST_WHOLE: usize = 8 * 1024 * 1024;
 
 /// How long pieces are, and which calls are relayed at all.
@@ -44,10 +47,11 @@ pub struct Limits {
 impl Limits {
     /// Those of a group of two ranks between which there are messages alone.
     pub fn between_two(self, kind: Kind) -> Limits {
-        // Two H200s as two hosts, on a stream, relayed and staged, three rounds in turn, µs: a reduction to one of 128 and 192 KiB 51 to 52 and 35 to
-        // 37, 54 to 56 and 53 to 67; a reduce_scatter of 128 and 192 KiB 60 to 62 and 56, 64 and 67 to 70; a broadcast of 96 and 128 KiB 32 and 27
-        // to 28, 33 to 34 and 35 to 42; an allreduce of 80 and 112 KiB 62 to 64 and 59, 64 to 66 and 70 to 72; an allgather of 32 and 40 KiB of each
-        // 40 and 38 to 40, 38 to 41 and 42 to 43.
+        // Two H200s as two hosts, on a stream, relayed and staged, three rounds in turn, µs: a reduction to
+        // one of 128 and 192 KiB 51 to 52 and 35 to 37, 54 to 56 and 53 to 67; a reduce_scatter of 128 and
+        // 192 KiB 60 to 62 and 56, 64 and 67 to 70; a broadcast of 96 and 128 KiB 32 and 27 to 28, 33 to 34
+        // and 35 to 42; an allreduce of 80 and 112 KiB 62 to 64 and 59, 64 to 66 and 70 to 72; an allgather
+        // of 32 and 40 KiB of each 40 and 38 to 40, 38 to 41 and 42 to 43.
         let above = match kind {
             Kind::Reduce | Kind::ReduceScatter => 128 * 1024,
             Kind::Broadcast => 96 * 1024,
@@ -109,8 +113,8 @@ pub(super) struct Share {
 }
 
 impl Route {
-    /// The route of `rank` of `size`: blocks of `count` elements. `None` when the call is none that is relayed; the same
-    /// answer on every rank.
+    /// The route of `rank` of `size`: blocks of `count` elements. `None` when the call is none that is
+    /// relayed; the same answer on every rank.
     #[allow(clippy::too_many_arguments)] // All of what a call is.
     pub fn new(
         kind: Kind,
@@ -201,8 +205,8 @@ impl Route {
         self.others().filter(move |_| all).chain(root.then_some(self.root))
     }
 
-    /// Whether who needs the result combines all of it, and nobody gives a share of it to others: between two, no more bytes travel
-    /// so, in half the steps.
+    /// Whether who needs the result combines all of it, and nobody gives a share of it to others: between
+    /// two, no more bytes travel so, in half the steps.
     fn is_whole(&self) -> bool {
         let bytes = self.count * self.element;
         self.size == 2 && (self.kind == Kind::Reduce || self.kind == Kind::Allreduce && bytes <= MOST_WHOLE)
@@ -223,8 +227,8 @@ impl Route {
         self.others().filter(move |_| all)
     }
 
-    /// What `reader` reads of this rank's lane once this rank has come so far: where it begins, and its bytes. `None`: it does
-    /// not wait for it.
+    /// What `reader` reads of this rank's lane once this rank has come so far: where it begins, and its
+    /// bytes. `None`: it does not wait for it.
     pub(super) fn read_by(&self, reader: usize, mark: Mark, index: u64) -> Option<(usize, usize)> {
         let (_, len) = self.span(index);
         let (is_root, to_root) = (self.rank == self.root, reader == self.root);
@@ -313,8 +317,8 @@ impl Route {
         Some(Share { own, lane: bytes(first), output, shared, count })
     }
 
-    /// From others' lanes to this rank's output, each with its owner: contributions, or where the ranks combine, shares of
-    /// the result.
+    /// From others' lanes to this rank's output, each with its owner: contributions, or where the ranks
+    /// combine, shares of the result.
     pub(super) fn taken(&self, index: u64) -> Vec<(usize, Move)> {
         let (start, len) = self.span(index);
         let is_root = self.rank == self.root;

@@ -1,4 +1,5 @@
-//! Lanes of ranks that share memory: a part of every member's segment that all members have mapped and pinned.
+//! Lanes of ranks that share memory: a part of every member's segment that all members have mapped and
+//! pinned.
 
 use std::sync::Arc;
 
@@ -27,8 +28,8 @@ pub(super) struct Shared {
     pins: Aside<Pins>,
 }
 
-// SAFETY: address ranges of shared memory, mapped and pinned as long as the pins; the marks of the board say who touches
-// which lane when.
+// SAFETY: address ranges of shared memory, mapped and pinned as long as the pins; the marks of the board say
+// who touches which lane when.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}

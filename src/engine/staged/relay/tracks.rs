@@ -1,5 +1,5 @@
-//! What relayed pieces run on: streams, and an event for each piece under way, kept by the process between calls; or a
-//! courier.
+//! What relayed pieces run on: streams, and an event for each piece under way, kept by the process between
+//! calls; or a courier.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::cuda::stream::Stream;
 use crate::error::{Result, fail};
 use crate::reduce::{self, Representation};
 
-/// A stream, which calls share, and the event of one piece, whose steps run on this stream or another; the host sees every step
-/// end before it gives the next.
+/// A stream, which calls share, and the event of one piece, whose steps run on this stream or another; the
+/// host sees every step end before it gives the next.
 #[derive(Debug)]
 pub(super) struct PieceTrack {
     pub(super) stream: Arc<Stream>,
@@ -33,8 +33,8 @@ pub(super) struct PieceTrack {
     rings: bool,
 }
 
-/// What is done to a piece. All pieces have one stream for each of these, or one desk: side by side, they would have the bus
-/// together and all come late, the first as late as the last.
+/// What is done to a piece. All pieces have one stream for each of these, or one desk: side by side, they
+/// would have the bus together and all come late, the first as late as the last.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     Give,
@@ -66,7 +66,8 @@ pub(super) struct Ordered {
     /// Until everything has been.
     errand: Option<Errand>,
     customer: Customer,
-    /// For each piece under way, the numbers of its last orders at each desk that were not seen to be carried out.
+    /// For each piece under way, the numbers of its last orders at each desk that were not seen to be carried
+    /// out.
     pieces: Vec<[Option<u32>; Desk::ALL.len()]>,
 }
 
@@ -119,7 +120,8 @@ impl Tracks {
             let tracks = (0..pieces).map(|_| PieceTrack::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
-        // First takes back what calls that were given up have left and their couriers are done with: the driver is not asked.
+        // First takes back what calls that were given up have left and their couriers are done with: the
+        // driver is not asked.
         POOL.unpark(false);
         let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))
@@ -261,7 +263,8 @@ impl Tracks {
         }
     }
 
-    /// Takes them back, and lets go of the lanes, when the steps under way have ended. The caller's stream goes on behind those.
+    /// Takes them back, and lets go of the lanes, when the steps under way have ended. The caller's stream
+    /// goes on behind those.
     pub(super) fn leave(self, order: &StreamOrder, lanes: Pinned) {
         match self {
             Tracks::Courier(Ordered { errand, customer, .. }) => {
@@ -320,8 +323,8 @@ impl pool::Stock for Stock {
     }
 }
 
-/// Makes the streams of a device, once: see [`resources::prepare`](super::super::resources::prepare). They never wait for the
-/// host.
+/// Makes the streams of a device, once: see [`resources::prepare`](super::super::resources::prepare). They
+/// never wait for the host.
 pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let make = |_| Stream::with_priority(devices, device, false, Priority::Highest).map(Arc::new);
     let streams = (0..RELAY_LANES).map(make).collect::<Result<Vec<_>>>()?;

@@ -1,10 +1,11 @@
-//! Lanes of ranks that do not all share memory: each keeps copies of what it reads of the others', and connections of its own
-//! bring them.
+//! Lanes of ranks that do not all share memory: each keeps copies of what it reads of the others', and
+//! connections of its own bring them.
 //!
-//! These are links of a second endpoint, made for this crew and nothing else. Each has [`CARRIERS`] connections for data, each of a
-//! thread that moves bytes both ways (see [`super::mover`]); the parts of a lane go over whichever is free. So several processors
-//! copy, none combines, and the waiting thread only looks at counters. One more connection, of a thread of its own, tells when a lane
-//! may be used again ([`Mark::Done`]): behind data that would be late by half of what is written at a time, on both sides.
+//! These are links of a second endpoint, made for this crew and nothing else. Each has [`CARRIERS`]
+//! connections for data, each of a thread that moves bytes both ways (see [`super::mover`]); the parts of a
+//! lane go over whichever is free. So several processors copy, none combines, and the waiting thread only
+//! looks at counters. One more connection, of a thread of its own, tells when a lane may be used again
+//! ([`Mark::Done`]): behind data that would be late by half of what is written at a time, on both sides.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -34,15 +35,17 @@ use crate::transport::service::{Attendance, Identity, Options, Port, Registratio
 /// The most ranks of a crew that is wired: each has pinned memory for all.
 pub const MAX_WIRED: u32 = 8;
 
-/// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again. With 12 two ranks on 32
-/// processors are faster by a tenth to a quarter, but four ranks on 64 take up to seven times as long.
+/// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long
+/// again. With 12 two ranks on 32 processors are faster by a tenth to a quarter, but four ranks on 64 take up
+/// to seven times as long.
 const CARRIERS: usize = 8;
 
 /// The connection that takes no part in the data, and its mover.
 const DONE: usize = CARRIERS;
 const CONNECTIONS: usize = CARRIERS + 1;
 
-/// Sleeping movers that are woken at a time: each takes the caller some 3 µs, so those that wake go on with the others.
+/// Sleeping movers that are woken at a time: each takes the caller some 3 µs, so those that wake go on with
+/// the others.
 const WOKEN: usize = 2;
 
 /// Parcels begin at multiples of so many bytes.
@@ -54,7 +57,8 @@ const OPENING: Duration = Duration::from_secs(60);
 /// How often whoever waits for links asks whether they are still wanted.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long after the end of a member's connections the death of its process, or the failure of the group, is the better cause.
+/// How long after the end of a member's connections the death of its process, or the failure of the group, is
+/// the better cause.
 const DOUBT: Duration = Duration::from_millis(250);
 
 /// Bytes of a member's lanes.
@@ -94,8 +98,8 @@ impl Wire {
         self.registration.address()
     }
 
-    /// Connects to the others, pins the lanes, and has the movers begin. May wait for the device, and for the others as long as it
-    /// `is_wanted`.
+    /// Connects to the others, pins the lanes, and has the movers begin. May wait for the device, and for the
+    /// others as long as it `is_wanted`.
     pub(super) fn connect(
         &self,
         addresses: Vec<PeerAddress>,
@@ -174,7 +178,8 @@ impl Wire {
                 let length = most.min(bytes - start) as u32;
                 let frame = Frame { mark, piece, offset: (at + start) as u32, length, whole: bytes as u32 };
                 let from = hub.lane(hub.rank, piece % RELAY_LANES).wrapping_add(at + start);
-                // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
+                // SAFETY: what a route says lies in the lane, which is written again when all members are
+                // done with this piece.
                 unsafe { Parcel::new(frame, from, member, account()) }
             };
             // What has no bytes tells the member, too.
@@ -214,7 +219,8 @@ impl Wire {
         others.filter(move |member| hub.told[*member].load(Ordering::Acquire) < pieces)
     }
 
-    /// An error when nothing more comes from a member that is waited for, once there has been time for a better cause.
+    /// An error when nothing more comes from a member that is waited for, once there has been time for a
+    /// better cause.
     pub(super) fn check(&self, group: &Group, member: usize) -> Result<()> {
         match self.hub.end(member) {
             Some(why) => {
@@ -244,8 +250,8 @@ impl Drop for Wire {
     }
 }
 
-/// The movers that a mark may go by: done by its own. A process that ends may still have data on the way, which the kernel brings to
-/// its end, unless it is sent something on the same connection.
+/// The movers that a mark may go by: done by its own. A process that ends may still have data on the way,
+/// which the kernel brings to its end, unless it is sent something on the same connection.
 fn movers(mark: Mark) -> Range<usize> {
     match mark {
         Mark::Given | Mark::Folded => 0..CARRIERS,
@@ -380,8 +386,8 @@ impl Hub {
         self.bells[first..CARRIERS].iter().filter(|bell| bell.claim()).take(WOKEN).for_each(drop);
     }
 
-    /// A carrier has been claimed, and has `passed` on that carriers were rung for so many times: those behind it may be asleep. Answers
-    /// how many times it is now.
+    /// A carrier has been claimed, and has `passed` on that carriers were rung for so many times: those
+    /// behind it may be asleep. Answers how many times it is now.
     pub(super) fn pass_on(&self, mover: usize, passed: u64) -> u64 {
         let rung = self.rung.load(Ordering::Relaxed);
         if rung != passed {
@@ -400,8 +406,8 @@ impl Hub {
     fn post(&self, mover: usize, member: usize, parcels: impl Iterator<Item = Parcel>) {
         let outbox = self.outbox(mover, member);
         outbox.post(parcels);
-        // A member is cut off before its outboxes are cleared, and these are posted before this looks whether it is: one of the two
-        // clears them.
+        // A member is cut off before its outboxes are cleared, and these are posted before this looks whether
+        // it is: one of the two clears them.
         if self.is_cut(member) {
             outbox.clear();
         }
@@ -461,8 +467,9 @@ impl Hub {
         Ok(())
     }
 
-    /// A connection has ended. A member that leaves ends all of them, and what it has sent still comes over those that have not: it is
-    /// cut off with the last. It is at once when one breaks, since parcels may be lost with that.
+    /// A connection has ended. A member that leaves ends all of them, and what it has sent still comes over
+    /// those that have not: it is cut off with the last. It is at once when one breaks, since parcels may be
+    /// lost with that.
     pub(super) fn ended(&self, mover: usize, member: usize, why: &std::io::Error) {
         let left = why.kind() == ErrorKind::UnexpectedEof
             // The marks that this rank had for it are of no use to it any more.

@@ -50,7 +50,8 @@ fn where_streams_may_wait_no_pinned_memory_is_given_back() {
     assert_eq!(double.creations(), made);
 }
 
-/// The driver would wait for the device then, with a lock that the launch may need of what the courier waits for.
+/// The driver would wait for the device then, with a lock that the launch may need of what the courier waits
+/// for.
 #[test]
 fn no_pinned_memory_is_given_back_while_a_courier_is_on_its_way() {
     let double = Double::new(1, Order::Eager);
@@ -111,8 +112,9 @@ fn a_lane_comes_back_although_the_driver_refuses_once_to_say_whether_it_is_used(
     assert_eq!(next.address(), address);
 }
 
-/// Leaves a call whose copies come behind a gate, the `failing`-th driver call refused; the gate `opens` when the host looks whether
-/// they have ended, or else behind all. Whether a call was refused, and which words of those used next a late release undid.
+/// Leaves a call whose copies come behind a gate, the `failing`-th driver call refused; the gate `opens` when
+/// the host looks whether they have ended, or else behind all. Whether a call was refused, and which words of
+/// those used next a late release undid.
 fn leave_behind_gate(failing: usize, opens: bool) -> (bool, usize) {
     let double = Double::new(1, Order::RoundRobin);
     let devices = Devices::over(double.clone()).expect("a driver");
@@ -154,7 +156,8 @@ fn a_word_whose_release_a_stream_has_yet_to_come_to_is_not_used_again_whatever_f
     });
     let end = end.expect("there are more calls");
     assert_eq!(leave_behind_gate(0, false), (true, 0), "call 0");
-    // The last call comes behind the release. Which one that is depends on how often the gate was found closed.
+    // The last call comes behind the release. Which one that is depends on how often the gate was found
+    // closed.
     let last = (0..=end).rev().find(|&failing| {
         let (failed, undone) = leave_behind_gate(failing, false);
         assert_eq!(undone, 0, "call {failing}");

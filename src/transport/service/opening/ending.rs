@@ -125,8 +125,8 @@ impl Endpoint {
         self.tell(|port| port.link_refused(peer, why));
     }
 
-    /// A peer says goodbye. Before its link is open it may leave for what failed here, and that it has left is all that
-    /// the port is told: what failed is kept for those who wait in vain.
+    /// A peer says goodbye. Before its link is open it may leave for what failed here, and that it has left
+    /// is all that the port is told: what failed is kept for those who wait in vain.
     pub(in crate::transport::service) fn note_failures(&self, peer: u32) {
         let failures = self.peers.get(&peer).map(|peer| peer.opening.failures()).unwrap_or_default();
         if !failures.is_empty() {
@@ -163,7 +163,8 @@ impl Endpoint {
         }
     }
 
-    /// A trial is given up. The peer may count the link as open by then: it must hear that it is not, or it takes this rank for dead.
+    /// A trial is given up. The peer may count the link as open by then: it must hear that it is not, or it
+    /// takes this rank for dead.
     pub(super) fn end_trial(&mut self, core: &mut Core, mut trial: Trial, why: &str) {
         if !trial.said {
             return self.drop_trial(core, trial);

@@ -1,4 +1,5 @@
-//! An endpoint and a peer that is played by hand, word by word: what happens between the first word and an open link.
+//! An endpoint and a peer that is played by hand, word by word: what happens between the first word and an
+//! open link.
 
 use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -132,8 +133,8 @@ fn other_end(stream: &TcpStream) -> socket2::Socket {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
     let numbers = fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
     let other = numbers.into_iter().find_map(|number| {
-        // SAFETY: used for two calls that touch no memory of ours; of a descriptor that another test closes meanwhile they
-        // give an error, or another address.
+        // SAFETY: used for two calls that touch no memory of ours; of a descriptor that another test closes
+        // meanwhile they give an error, or another address.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let address = SockRef::from(&fd).local_addr().ok()?.as_socket()?;
         (address == stream.peer_addr().unwrap()).then(|| fd.try_clone_to_owned().ok()).flatten()
@@ -241,8 +242,8 @@ fn a_peer_that_has_proved_itself_and_is_late_is_not_given_up() {
             lane
         })
         .collect();
-    // For the peer, the link is open from here on, whenever it comes to say so: that another address is there to be tried is no
-    // reason to lose it.
+    // For the peer, the link is open from here on, whenever it comes to say so: that another address is there
+    // to be tried is no reason to lose it.
     thread::sleep(Duration::from_millis(3500));
     say(&mut control, SETUP, &setup(Data::Tcp { lanes: count }));
     assert_eq!(node.link(1).streams.len(), usize::from(count));
@@ -284,8 +285,9 @@ fn a_peer_that_gives_up_an_open_link_is_not_told_as_one_that_is_gone() {
     }
 }
 
-/// Rank 0 of so many has begun to open a link of so many data connections to a rank 1, which has still to say something on
-/// each of them: that end of the control connection, whose proof is said, and of the others with what each has to say.
+/// Rank 0 of so many has begun to open a link of so many data connections to a rank 1, which has still to say
+/// something on each of them: that end of the control connection, whose proof is said, and of the others with
+/// what each has to say.
 fn opening_tcp(size: u32, streams: usize) -> (Node, TcpStream, Vec<(TcpStream, Vec<u8>)>) {
     let node = Node::new(0, size, 1, Options { tcp_streams: Some(streams), ..over(LinkKind::Tcp) });
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -310,7 +312,8 @@ fn what_a_peer_says_before_all_connections_are_ready_waits_for_them() {
     let (node, mut control, mut lanes) = opening_tcp(2, 2);
     let [(first, first_last), (second, second_last)] = &mut lanes[..] else { panic!("two lanes") };
     first.write_all(first_last).unwrap();
-    // For the peer, the link is open: it has the proofs of all connections. Its own is still on its way on one of them.
+    // For the peer, the link is open: it has the proofs of all connections. Its own is still on its way on
+    // one of them.
     say(&mut control, SETUP, &setup(Data::Tcp { lanes: 2 }));
     say(&mut control, MESSAGE, b"at once");
     say(&mut control, GOODBYE, b"");

@@ -1,5 +1,5 @@
-//! An endpoint and other processes: that die, exit, fork, idle, or run out of descriptors or of room. The test program runs itself
-//! again to play them.
+//! An endpoint and other processes: that die, exit, fork, idle, or run out of descriptors or of room. The
+//! test program runs itself again to play them.
 
 use std::fs::File;
 use std::io::Seek;
@@ -72,7 +72,8 @@ fn other_process() {
         "wait" => wait_for_parent(),
         // A process of its own that outlives it, as a data loader would, and holds what it inherited.
         "fork" => {
-            // SAFETY: the child does nothing but what may be done after a fork with threads: it reads and leaves.
+            // SAFETY: the child does nothing but what may be done after a fork with threads: it reads and
+            // leaves.
             if unsafe { libc::fork() } == 0 {
                 let mut byte = 0u8;
                 // SAFETY: `byte` is one byte long; _exit runs nothing of the parent's.
@@ -85,8 +86,8 @@ fn other_process() {
             wait_for_parent();
         }
         "idle" => {
-            // What was said last may still be under way in the first of these; a service that wakes by itself at
-            // short intervals passes none.
+            // What was said last may still be under way in the first of these; a service that wakes by itself
+            // at short intervals passes none.
             let mut status = service_thread_file("status");
             let mut is_quiet = || {
                 let before = switches(&mut status);
@@ -439,7 +440,8 @@ fn a_forked_child_leaves_the_parents_endpoint_alone() {
     let [a, b] = pair(over(LinkKind::Shm));
     a.open(b.registration.address());
     let (_to_b, _to_a) = (a.link(1), b.link(0));
-    // SAFETY: the child calls what returns at once in a child, without locks or memory of its own, and leaves.
+    // SAFETY: the child calls what returns at once in a child, without locks or memory of its own, and
+    // leaves.
     let child = unsafe { libc::fork() };
     if child == 0 {
         a.registration.kick();

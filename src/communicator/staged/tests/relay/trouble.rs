@@ -172,7 +172,8 @@ fn calls_that_differ_are_told_before_anything_is_written(way: &str) {
     }
 }
 
-/// Rank 1 calls something else, and rank 2 calls when rank 0 has given its call up: what it says then is of nobody.
+/// Rank 1 calls something else, and rank 2 calls when rank 0 has given its call up: what it says then is of
+/// nobody.
 #[test]
 fn ranks_that_meet_in_vain_leave_no_messages_to_what_they_met_in() {
     let (met, given_up) = (Barrier::new(3), Barrier::new(2));
@@ -234,7 +235,8 @@ fn a_call_that_waits_for_its_parcels_alone_names_whom_they_are_for() {
     }
 }
 
-/// Lanes stay pinned while a device may use them, for a call that was given up; what moves pieces between the ranks does not stay.
+/// Lanes stay pinned while a device may use them, for a call that was given up; what moves pieces between the
+/// ranks does not stay.
 #[test]
 fn connections_end_with_their_group_whatever_was_given_up() {
     let met = Barrier::new(2);
@@ -277,7 +279,8 @@ impl Rank {
     }
 }
 
-/// What a call ran in that was given up is kept until the next relayed call, which there is only if lanes are made without that.
+/// What a call ran in that was given up is kept until the next relayed call, which there is only if lanes are
+/// made without that.
 fn a_group_relays_after_another_has_given_up(way: &str) {
     let stores = [(); 2].map(|()| Arc::new(HashStore::new()) as Arc<dyn Store>);
     let met = Barrier::new(2);
@@ -304,8 +307,8 @@ fn a_group_relays_after_another_has_given_up(way: &str) {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
-/// What lets the others use this rank's lanes may be late, but has gone when a call ends that needs it: the second of four pieces each,
-/// the fifth of one.
+/// What lets the others use this rank's lanes may be late, but has gone when a call ends that needs it: the
+/// second of four pieces each, the fifth of one.
 #[test]
 fn a_call_ends_when_the_others_can_end_it_whatever_becomes_of_this_rank() {
     for (bytes, calls) in [(200, 1), (16, 4)] {
