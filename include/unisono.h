@@ -759,6 +759,18 @@ const char *unisono_context_name(const struct unisono_context_t *ctx);
 unisono_status_t unisono_context_set_timeout(const struct unisono_context_t *ctx,
                                              uint64_t timeout_ms);
 
+/// Collective: has the ranks' GPUs agree whether they exchange directly. `device` is this rank's, by CUDA's
+/// number. May allocate device memory, and wait for the device. That GPUs do not reach each other, or that a
+/// rank has no driver, is no error: then calls on device memory go through the host, or tell what they lack.
+///
+/// The first collective on device memory does it where it has to. Called before that, this also has messages
+/// go from GPU to GPU: sends and unisono_receive, without a tag. All ranks promise then that such messages are
+/// in device memory on both sides, and that those who receive them name the sender. Two that wait for each
+/// other on one stream belong in a batch (unisono_batch_begin): on GPUs a long send ends when it is received.
+/// Once agreed, it changes nothing. In a batch it is done at its end, before the operations.
+unisono_status_t unisono_context_connect_device(const struct unisono_context_t *ctx,
+                                                uint32_t device);
+
 /// Fails everything that runs or is called on this context, here at once and on the other ranks within a
 /// second. Returns at once; from any thread, also while others wait. The context can only be destroyed
 /// afterwards.
@@ -1212,6 +1224,30 @@ const char *unisono_algorithm_name(const struct unisono_algorithm_t *algorithm);
 /// Ends the object. A run that has been started goes on: the memory is in use until its work is complete.
 /// NULL is fine.
 void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
+
+/// Begins a batch: the operations that this thread calls from here on, of whichever contexts, start together
+/// at unisono_batch_end. So a send and the receive that answers it, or both halves of an exchange, can be
+/// given to one stream, or be waited for without works; one thread can have several ranks of a group; and
+/// sends and receives between GPUs are one launch for each context, on the first of their streams, for which
+/// the others wait.
+///
+/// Between the two, an operation is checked for what is wrong with its arguments, and returns. `*work` is set
+/// at the end. Collectives of one context run in the order of their calls; sends and receives are beside
+/// everything else of the batch, also where they have a stream in common, so nothing of a batch sends what
+/// another operation of it stores. Contexts, buffers and the places of works stay until the end. Operations
+/// are those that take a context, options and a work, but unisono_sparse_allreduce: that one, algorithms and
+/// unisono_buffer_ functions are in no batch, and neither is what waits for the others otherwise.
+///
+/// Batches nest: the outermost end counts.
+unisono_status_t unisono_batch_begin(void);
+
+/// Ends a batch, and starts what was called in it, if it is the outermost. Operations without a work and
+/// without a stream are complete when this returns.
+///
+/// The first failure is returned: of an operation that cannot be started, and then those after it are not,
+/// and their `*work` is NULL; or of one that this has waited for. Those that have been started run on.
+/// UNISONO_INVALID_USAGE if this thread is in no batch.
+unisono_status_t unisono_batch_end(void);
 
 /// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with
 /// memory of its own.

@@ -162,12 +162,37 @@ impl Pending {
 /// # Safety
 /// As [`Context::start`], for every operation.
 pub unsafe fn start_together(operations: &[(&Context, &Request, &Call)]) -> Result<Vec<Work>> {
-    device::connect_for(operations);
-    let mut begun = Vec::with_capacity(operations.len());
-    let mut failure = None;
-    for (context, request, call) in operations {
+    let part = |&(context, request, call)| Part { context, request, call, awaited: true };
+    let parts: Vec<Part<'_>> = operations.iter().map(part).collect();
+    // SAFETY: the caller's promise.
+    unsafe { start_parts(&parts) }.into_iter().collect()
+}
+
+/// One of several operations that start together.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    /// Whose.
+    pub context: &'a Context,
+    /// What is called.
+    pub request: &'a Request,
+    /// In which way.
+    pub call: &'a Call,
+    /// Whether somebody follows it by its work. If not, as of [`Context::launch`], it has a stream, and the
+    /// context has what comes of it.
+    pub awaited: bool,
+}
+
+/// As [`start_together`], with a result for each: none behind the first that cannot be begun.
+///
+/// # Safety
+/// As there.
+pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
+    let operations: Vec<_> = parts.iter().map(|part| (part.context, part.request, part.call)).collect();
+    device::connect_for(&operations);
+    let (mut begun, mut failure) = (Vec::with_capacity(parts.len()), None);
+    for part in parts {
         // SAFETY: the caller's promise.
-        match unsafe { context.begin(request, call) } {
+        match unsafe { part.begin() } {
             Ok(pending) => begun.push(pending),
             Err(error) => {
                 failure = Some(error);
@@ -175,9 +200,27 @@ pub unsafe fn start_together(operations: &[(&Context, &Request, &Call)]) -> Resu
             }
         }
     }
-    let works = Pending::close_all(begun);
-    match failure {
-        Some(error) => Err(error),
-        None => works.into_iter().collect(),
+    let mut works = Pending::close_all(begun);
+    for (part, work) in parts.iter().zip(&works) {
+        if let (false, Ok(work)) = (part.awaited, work) {
+            part.context.keep_failure(part.request, work);
+        }
+    }
+    works.extend(failure.map(Err));
+    works
+}
+
+impl Part<'_> {
+    /// # Safety
+    /// As [`start_together`].
+    unsafe fn begin(&self) -> Result<Pending> {
+        let Part { context, request, call, awaited } = *self;
+        if awaited {
+            // SAFETY: the caller's promise.
+            return unsafe { context.begin(request, call) };
+        }
+        // SAFETY: the caller's promise.
+        let hosted = unsafe { context.begin_launch_together(request, call) }?;
+        Ok(hosted.unwrap_or_else(|| Work::ended(Ok(Completion::default())).into()))
     }
 }

@@ -69,9 +69,13 @@ impl Context {
     pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<()> {
         // SAFETY: the caller's promise.
         let Some(hosted) = unsafe { self.begin_launch(request, call) }? else { return Ok(()) };
-        let work = hosted.close()?;
+        self.keep_failure(request, &hosted.close()?);
+        Ok(())
+    }
+
+    /// The failure of a message is its work's alone: where nobody has that, it is the context's.
+    pub(super) fn keep_failure(&self, request: &Request, work: &Work) {
         if let (true, Membership::Group(group)) = (request.kind.point_to_point(), self.membership()) {
-            // The failure of a message is its work's alone, and nobody has that.
             let group = group.clone();
             work.on_complete(Box::new(move |ended| {
                 if let Err(error) = ended {
@@ -79,7 +83,6 @@ impl Context {
                 }
             }));
         }
-        Ok(())
     }
 
     /// The first half of [`Context::launch`], of what the host has a part in: that is to be closed. `None`

@@ -29,7 +29,7 @@ pub mod wide;
 pub mod window;
 pub mod work;
 
-pub use batch::{Pending, start_together};
+pub use batch::{Part, Pending, start_parts, start_together};
 pub use context::{Child, Context};
 pub use device::{Added, Launches, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared, ignores};

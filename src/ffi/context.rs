@@ -11,6 +11,7 @@ use crate::rendezvous::id::served;
 use crate::rendezvous::tcp_server::ServerHandle;
 
 use super::argument::{self, Options, list, optional_text, out, required_options, text, timeout};
+use super::batch;
 use super::handle::{Handle, handle};
 use super::point_to_point::UNISONO_NO_RANK;
 use super::status::{c_text, guard, guard_or, unisono_last_error, unisono_status_t};
@@ -338,6 +339,30 @@ pub unsafe extern "C" fn unisono_context_set_timeout(
         let handle = unsafe { Handle::borrow(ctx, "ctx") }?;
         handle.context.set_timeout(or_default(timeout_ms));
         Ok(())
+    })
+}
+
+/// Collective: has the ranks' GPUs agree whether they exchange directly. `device` is this rank's, by CUDA's
+/// number. May allocate device memory, and wait for the device. That GPUs do not reach each other, or that a
+/// rank has no driver, is no error: then calls on device memory go through the host, or tell what they lack.
+///
+/// The first collective on device memory does it where it has to. Called before that, this also has messages
+/// go from GPU to GPU: sends and unisono_receive, without a tag. All ranks promise then that such messages are
+/// in device memory on both sides, and that those who receive them name the sender. Two that wait for each
+/// other on one stream belong in a batch (unisono_batch_begin): on GPUs a long send ends when it is received.
+/// Once agreed, it changes nothing. In a batch it is done at its end, before the operations.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_connect_device(
+    ctx: *const unisono_context_t,
+    device: u32,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let handle = unsafe { Handle::borrow(ctx, "ctx") }?;
+        match batch::is_open() {
+            true => batch::add_connection(ctx, device),
+            false => handle.context.connect_device(device),
+        }
     })
 }
 

@@ -16,6 +16,7 @@
 
 mod algorithm;
 mod argument;
+mod batch;
 mod buffer;
 mod call;
 mod callback_store;
@@ -36,6 +37,7 @@ mod work;
 pub use log::install as install_logger;
 
 pub use algorithm::*;
+pub use batch::*;
 pub use buffer::*;
 pub use call::*;
 pub use callback_store::*;

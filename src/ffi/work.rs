@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_char, c_void};
 use std::marker::{PhantomData, PhantomPinned};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use crate::collective::request::Request;
@@ -12,6 +13,7 @@ use crate::deadline::Deadline;
 use crate::error::{Result, Status, fail};
 
 use super::argument::{out, wait_deadline};
+use super::batch;
 use super::call::{CUstream_st, call_options, unisono_call_t};
 use super::context::{ContextHandle, unisono_context_t};
 use super::handle::{Handle, handle};
@@ -46,6 +48,7 @@ impl WorkHandle {
 
 /// The arguments that every operation ends with, and the context that it starts with.
 pub(super) struct Launch<'a> {
+    ctx: *const unisono_context_t,
     context: &'a Context,
     options: unisono_call_t,
     work: Option<&'a mut MaybeUninit<*mut unisono_work_t>>,
@@ -65,7 +68,7 @@ impl<'a> Launch<'a> {
         let options = unsafe { call_options(call, "call") }?;
         // SAFETY: as above; MaybeUninit reads nothing.
         let work = unsafe { work.cast::<MaybeUninit<*mut unisono_work_t>>().as_mut() };
-        Ok(Launch { context: context.inner(), options, work })
+        Ok(Launch { ctx, context: context.inner(), options, work })
     }
 
     pub(super) fn options(&self) -> &unisono_call_t {
@@ -99,12 +102,16 @@ impl<'a> Launch<'a> {
         unsafe { self.complete(request) }.map(drop)
     }
 
-    /// As [`Launch::run`], with the completion of what ran to completion.
+    /// As [`Launch::run`], with the completion of what ran to completion. In a batch it waits for the batch's
+    /// end.
     ///
     /// # Safety
     /// As [`Context::run`] and [`Context::start`].
     pub(super) unsafe fn complete(self, request: Request) -> Result<Option<Completion>> {
         let call = Call::from(&self.options);
+        if batch::is_open() {
+            return batch::add(self.ctx, request, call, self.work.map(NonNull::from)).map(|()| None);
+        }
         match self.work {
             // SAFETY: this function's contract. What fails later is the context's failure.
             None if call.stream.is_some() => unsafe { self.context.launch(&request, &call) }.map(|()| None),

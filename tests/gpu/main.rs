@@ -4,6 +4,7 @@
 //! run.
 
 mod algorithms;
+mod batches;
 mod calls;
 mod cuda;
 mod device;

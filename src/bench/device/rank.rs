@@ -85,6 +85,11 @@ impl<'a> Rank<'a> {
     pub(super) fn admit(&mut self, library: &options::Library) -> Result<String> {
         let (mut subject, what) =
             Subject::join(self.options, &self.seat, &self.control, &self.subjects, library)?;
+        if let (Subject::Native(contexts), true) = (&subject, self.options.operations().contains(&Kind::Send))
+        {
+            // Messages go from GPU to GPU where the ranks have said so before their first call.
+            contexts.iter().try_for_each(|(_, context)| context.connect_device(self.stream.device()))?;
+        }
         if let (Subject::Library(communicator, own), options::Library::Nccl { windows: true, .. }) =
             (&mut subject, library)
         {
