@@ -443,7 +443,10 @@ def one_sided(nccl):
         world.synchronize()
         for index, tensor in enumerate(y):
             wanted = 100.0 * torch.arange(size, device=tensor.device) + index + start
-            assert (tensor.view(size, part) == wanted[:, None]).all(), (index, start)
+            found = tensor.view(size, part)
+            wrong = {row: found[row].unique()[:4].tolist() for row in range(size) if (found[row] != wanted[row]).any()}
+            states = [state(nccl, rank.comm) for rank in world.ranks]
+            assert not wrong, f"rank {index}, step {start}: wanted {wanted.tolist()}, found in rows {wrong}, states {states}"
 
     for number in range(5):
         checked(number, exchange)
