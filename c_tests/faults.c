@@ -150,6 +150,22 @@ static void a_missing_rank(void) {
     remove_directory(directory);
 }
 
+/* Ranks that leave without a goodbye right behind their last operation, as children of Python's multiprocessing do: what the
+ * others need of them is there. */
+static void leave_at_once(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    enum { N = 100000 };
+    static float x[N];
+    uint32_t size = unisono_context_size(ctx);
+    for (int i = 0; i < N; i++) {
+        x[i] = 1;
+    }
+    CHECK_OK(unisono_allreduce(ctx, x, x, N, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+    CHECK(x[0] == (float)size && x[N - 1] == (float)size);
+    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+    _exit(0);
+}
+
 int main(void) {
     /* Before the first context, so that it runs after the goodbye. */
     CHECK(atexit(at_the_end) == 0);
@@ -161,6 +177,9 @@ int main(void) {
     run_ranks(3, 60, an_abort_with_a_cause, NULL);
     run_ranks(2, 60, a_deadline, NULL);
     run_ranks(2, 30, a_wait_at_exit, NULL);
+    for (int round = 0; round < 10; round++) {
+        run_ranks(2 + round % 3, 30, leave_at_once, NULL);
+    }
 
     int ended[3];
     run_ranks_with(3, 60, a_death, NULL, ended);

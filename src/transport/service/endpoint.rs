@@ -31,6 +31,10 @@ use crate::transport::tcp;
 /// first.
 const VERDICT: Duration = Duration::from_millis(100);
 
+/// How long after the end of a process, or of its host's control connection, operations may still take what it
+/// has sent before.
+const LEGACY: Duration = Duration::from_millis(50);
+
 /// How long a peer may take to close behind this rank's last frame.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -108,10 +112,23 @@ pub(super) struct Open {
     pub(super) who: String,
     /// Readable once the process has ended.
     pub(super) process: Option<(u64, OwnedFd)>,
-    /// The control connection has ended; until this moment the process may show that it has ended too.
-    pub(super) ended: Option<(Instant, String)>,
+    /// It is lost, but for what it has sent.
+    pub(super) ended: Option<Ended>,
     /// The data streams are broken, the control connection is not; until this moment it may say why.
     pub(super) doubt: Option<(Instant, Error)>,
+}
+
+/// The end of a peer that has not said goodbye.
+pub(super) struct Ended {
+    /// When that is told.
+    at: Instant,
+    why: End,
+}
+
+enum End {
+    /// Of the control connection: why. The process may show yet that it has ended, too.
+    Connection(String),
+    Process,
 }
 
 impl Endpoint {
@@ -601,10 +618,14 @@ impl Endpoint {
         if let Some(peer) = peer
             && let Some(open) = self.open_on(peer, token)
         {
-            // Whether the process is gone too shows in a moment; without a way to see it, report at once.
-            let wait = if open.process.is_some() { VERDICT } else { Duration::ZERO };
+            // That it has ended itself is known already.
+            if matches!(open.ended, Some(Ended { why: End::Process, .. })) {
+                return;
+            }
+            // Whether the process is gone too shows in a moment, where there is a way to see it.
+            let wait = if open.process.is_some() { VERDICT } else { LEGACY };
             let at = Instant::now() + wait;
-            open.ended = Some((at, why.text().to_owned()));
+            open.ended = Some(Ended { at, why: End::Connection(why.text().to_owned()) });
             core.alarm(at, id, Alarm::Peer { peer });
             return;
         }
@@ -614,24 +635,34 @@ impl Endpoint {
         }
     }
 
-    /// The process of a peer has ended. What it said before still counts.
+    /// The process of a peer has ended. What it said before still counts, and what it sent.
     fn process_ended(&mut self, core: &mut Core, peer: u32) {
         let Some(open) = self.peers.get(&peer).and_then(|peer| peer.open.as_ref()) else { return };
         let token = open.control;
         self.conn_ready(core, token, Event { token, readable: true, writable: true, ..Event::default() });
-        if self.open_on(peer, token).is_some() {
-            self.lost(core, peer, "its process has ended");
-        }
+        let id = self.shared.id;
+        let Some(open) = self.open_on(peer, token) else { return };
+        // It would be told again and again.
+        forget_process(core, open);
+        open.process = None;
+        let at = Instant::now() + LEGACY;
+        open.ended = Some(Ended { at, why: End::Process });
+        core.alarm(at, id, Alarm::Peer { peer });
     }
 
-    /// Reports a peer whose control connection ended a while ago.
+    /// Reports a peer that has ended a while ago.
     fn verdict(&mut self, core: &mut Core, peer: u32) {
         let Some(open) = self.peers.get(&peer).and_then(|peer| peer.open.as_ref()) else { return };
-        let Some((at, why)) = open.ended.clone() else { return };
-        if at <= Instant::now() {
-            let still = if open.process.is_some() { "; its process still runs" } else { "" };
-            self.lost(core, peer, &format!("its control connection failed: {why}{still}"));
+        let Some(Ended { at, why }) = &open.ended else { return };
+        if *at > Instant::now() {
+            return;
         }
+        let still = if open.process.is_some() { "; its process still runs" } else { "" };
+        let why = match why {
+            End::Process => "its process has ended".to_owned(),
+            End::Connection(why) => format!("its control connection failed: {why}{still}"),
+        };
+        self.lost(core, peer, &why);
     }
 
     /// A peer has given up the open link, as it says: it is no use to this rank any more, though it may live.
