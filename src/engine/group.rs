@@ -160,7 +160,7 @@ impl Group {
         let mut orders = self.orders(&calling.signature)?;
         let (turn, free) = self.take_turn(&mut orders, calling);
         if !free {
-            let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
+            let running = Running::new(self.clone(), turn, make(&turn).boxed());
             self.endpoint.adopt(running.clone());
             orders.of(turn.class, turn.tag).queue.push_back(running.clone());
             drop(orders);
@@ -255,7 +255,7 @@ impl Group {
     ) -> Result<Arc<Running>> {
         let mut orders = self.orders(&calling.signature)?;
         let (turn, free) = self.take_turn(&mut orders, calling);
-        let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
+        let running = Running::new(self.clone(), turn, make(&turn).boxed());
         self.endpoint.adopt(running.clone());
         if !free {
             orders.of(turn.class, turn.tag).queue.push_back(running.clone());

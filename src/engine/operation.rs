@@ -86,6 +86,14 @@ pub trait Operation: Send {
     fn exits(&self) -> Arc<Exits> {
         Arc::default()
     }
+
+    /// In the box where it lives while others move it, too: the one that it may have already.
+    fn boxed(self) -> Box<dyn Operation>
+    where
+        Self: Sized + 'static,
+    {
+        Box::new(self)
+    }
 }
 
 impl Operation for Box<dyn Operation> {
@@ -139,6 +147,10 @@ impl Operation for Box<dyn Operation> {
 
     fn exits(&self) -> Arc<Exits> {
         (**self).exits()
+    }
+
+    fn boxed(self) -> Box<dyn Operation> {
+        self
     }
 }
 

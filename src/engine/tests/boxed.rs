@@ -86,3 +86,12 @@ fn a_box_forwards_what_has_a_default_too() {
     check(Box::new(other) as Box<dyn Operation>, &group, &exits);
     assert_eq!(prepared.load(Ordering::Relaxed), 1);
 }
+
+#[test]
+fn what_is_in_a_box_stays_there() {
+    let other = Other { exits: Arc::default(), prepared: Arc::default() };
+    let once: Box<dyn Operation> = other.boxed();
+    let place = (&raw const *once).addr();
+    let again = once.boxed();
+    assert_eq!((&raw const *again).addr(), place);
+}
