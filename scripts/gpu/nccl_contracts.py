@@ -439,7 +439,8 @@ def one_sided(nccl):
         for index, rank in enumerate(world.ranks):
             with torch.cuda.stream(rank.stream):
                 x[index].copy_(torch.arange(size, device=rank.device).repeat_interleave(part) + 100 * index + start)
-            step(index, rank)
+                # A replay goes to the current stream.
+                step(index, rank)
         world.synchronize()
         for index, tensor in enumerate(y):
             wanted = 100.0 * torch.arange(size, device=tensor.device) + index + start
