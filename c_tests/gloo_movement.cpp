@@ -306,6 +306,52 @@ template <class T> struct Uneven {
     }
 };
 
+/* An input anywhere in the output, or half outside of it, on each rank. */
+template <class T> void allgather_overlaps(const GlooContext &context, const std::vector<std::size_t> &counts) {
+    const auto before = std::accumulate(counts.begin(), counts.begin() + context->rank, std::size_t{0});
+    const auto mine = marks<T>(context->rank, 0, counts[static_cast<std::size_t>(context->rank)]);
+    const auto expected = gathered<T>(counts);
+    const bool even = counts == everyone(context->size, mine.size());
+    // A little before and behind its own place; and from where it ends as the output begins to where it begins as that
+    // ends.
+    std::vector<std::size_t> places{mine.size() + before - 1, mine.size() + before + 1};
+    for (std::size_t step = 0; step <= 8; step++) {
+        places.push_back((mine.size() + expected.size()) * step / 8);
+    }
+    for (const std::size_t place : places) {
+        for (const bool listed : {false, true}) {
+            if (!listed && !even) {
+                continue;
+            }
+            auto memory = marks<T>(99, 0, expected.size() + 2 * mine.size());
+            std::copy(mine.begin(), mine.end(), memory.begin() + static_cast<std::ptrdiff_t>(place));
+            auto whole = memory;
+            std::copy(expected.begin(), expected.end(), whole.begin() + static_cast<std::ptrdiff_t>(mine.size()));
+            T *const in = memory.data() + place, *const out = memory.data() + mine.size();
+            if (listed) {
+                gloo::AllgathervOptions options(context);
+                options.setInput(in, mine.size());
+                options.setOutput(out, counts);
+                gloo::allgatherv(options);
+            } else {
+                gloo::AllgatherOptions options(context);
+                options.setInput(in, mine.size());
+                options.setOutput(out, expected.size());
+                gloo::allgather(options);
+            }
+            CHECK(memory == whole);
+        }
+    }
+}
+
+void inputs_that_overlap_outputs() {
+    as_threads(3, [](const GlooContext &context) {
+        allgather_overlaps<double>(context, {1, 1, 1});
+        allgather_overlaps<double>(context, {1 << 17, 1 << 17, 1 << 17});
+        allgather_overlaps<double>(context, {1 << 17, 3, 1 << 16});
+    });
+}
+
 void movement_forms() { moved<Uniform>(std::vector<std::size_t>{0, 1, 7}, std::vector<std::size_t>{513, kLong}); }
 
 void uneven_forms() { moved<Uneven>(3, 4); }
@@ -327,6 +373,7 @@ int main() {
     return run_tests({
         {"broadcast, allgather, gather, scatter and alltoall in all forms", movement_forms},
         {"allgatherv, gatherv and alltoallv in all forms", uneven_forms},
+        {"allgather and allgatherv of inputs that overlap the output", inputs_that_overlap_outputs},
         {"barrier", barriers},
     });
 }

@@ -19,14 +19,14 @@ inline void allgather(const AllgatherOptions &options) {
     GLOO_ENFORCE(options.out.isGiven(), "every rank has an output");
     GLOO_ENFORCE_EQ(options.out.bytes() % size, 0u, "the output has as much room for each rank");
     const std::size_t bytes = options.out.bytes() / size;
-    const char *in = options.out.data() + bytes * static_cast<std::size_t>(options.context->rank);
+    const detail::Span place(options.out.data() + bytes * static_cast<std::size_t>(options.context->rank), bytes);
     if (options.in.isGiven()) {
         GLOO_ENFORCE_EQ(options.in.bytes(), bytes, "bytes of the input, and of the output for each rank");
-        in = options.in.data();
     }
     const unisono_call_t call = options.call(kAllgatherSlotPrefix);
-    detail::check(unisono_allgather(options.context->native().get(), in, options.out.data(), bytes, UNISONO_UINT8,
-                                    &call, nullptr));
+    const auto native = options.context->native();
+    detail::check(unisono_allgather(native.get(), detail::partFrom(options.in, place, options.out), options.out.data(),
+                                    bytes, UNISONO_UINT8, &call, nullptr));
 }
 
 } // namespace over_unisono

@@ -39,9 +39,10 @@ inline void allgatherv(const AllgathervOptions &options) {
         GLOO_ENFORCE_EQ(options.in.bytes(), place.bytes(), "bytes of the input, and of the output for this rank");
     }
     const unisono_call_t call = options.call(kAllgatherSlotPrefix);
-    detail::check(unisono_allgatherv(options.context->native().get(),
-                                     options.in.isGiven() ? options.in.data() : place.data(), options.out.span().data(),
-                                     options.out.bytes().data(), UNISONO_UINT8, &call, nullptr));
+    const auto native = options.context->native();
+    detail::check(unisono_allgatherv(native.get(), detail::partFrom(options.in, place, options.out.span()),
+                                     options.out.span().data(), options.out.bytes().data(), UNISONO_UINT8, &call,
+                                     nullptr));
 }
 
 } // namespace over_unisono

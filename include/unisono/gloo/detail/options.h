@@ -47,6 +47,21 @@ inline void copy(const Span &from, const Span &to) {
     }
 }
 
+/* Where a rank's part of an output that all ranks fill is read. An input that overlaps the output goes to its place
+   first, as in gloo: what comes from the others could be written over it. */
+inline const char *partFrom(const Span &in, const Span &place, const Span &out) {
+    if (!in.isGiven()) {
+        return place.data();
+    }
+    const auto begin = reinterpret_cast<std::uintptr_t>(in.data());
+    const auto outBegin = reinterpret_cast<std::uintptr_t>(out.data());
+    if (begin >= outBegin + out.bytes() || outBegin >= begin + in.bytes()) {
+        return in.data();
+    }
+    copy(in, place);
+    return place.data();
+}
+
 class CollectiveOptions {
   public:
     /* Operations that run at the same time have different tags, or are of different kinds. */
