@@ -476,15 +476,22 @@ void devices_that_are_not_there() {
         CHECK_THROWS(gloo::Exception, "192.0.2.1", gloo::transport::tcp::CreateDevice("192.0.2.1"));
     });
     gloo::transport::tcp::attr attr;
-    attr.iface = "nosuch0";
-    const auto store = std::make_shared<gloo::rendezvous::HashStore>();
-    at_once(3, [&](int rank) {
-        gloo::rendezvous::Context context(rank, 3);
-        within(5, [&] {
-            CHECK_THROWS(gloo::Exception, "nosuch0",
-                         context.connectFullMesh(store, gloo::transport::tcp::CreateDevice(attr)));
+    gloo::transport::uv::attr uv_attr;
+    attr.iface = uv_attr.iface = "nosuch0";
+    const char *text = "interface 'nosuch0' does not exist; there are lo 127.0.0.1";
+    CHECK_THROWS(gloo::EnforceNotMet, text, gloo::transport::tcp::CreateDevice(attr));
+    CHECK_THROWS(gloo::EnforceNotMet, text, gloo::transport::tcp::CreateLazyDevice(attr));
+    CHECK_THROWS(gloo::EnforceNotMet, text, gloo::transport::uv::CreateDevice(uv_attr));
+    // An address or a network, as unisono takes them for a name, is found out by connecting, on all ranks.
+    for (const char *iface : {"192.0.2.1", "nosuch0/8"}) {
+        attr.iface = iface;
+        const auto device = gloo::transport::tcp::CreateDevice(attr);
+        const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+        at_once(3, [&](int rank) {
+            gloo::rendezvous::Context context(rank, 3);
+            within(5, [&] { CHECK_THROWS(gloo::Exception, iface, context.connectFullMesh(store, device)); });
         });
-    });
+    }
 }
 
 } // namespace

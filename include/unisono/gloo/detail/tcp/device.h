@@ -4,6 +4,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <arpa/inet.h>
 #include <climits>
@@ -35,6 +36,44 @@ struct EndServing {
 /* A unique id that this process serves: until this ends, or as long as the context that met by it does. */
 using ServedId = std::unique_ptr<unisono_unique_id_t, EndServing>;
 
+/* An address, without a port. */
+inline std::string textOf(const sockaddr &address) {
+    char name[INET6_ADDRSTRLEN] = {};
+    if (address.sa_family == AF_INET6) {
+        inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6 &>(address).sin6_addr, name, sizeof(name));
+        return name;
+    }
+    const in_addr its = reinterpret_cast<const sockaddr_in &>(address).sin_addr;
+    // All of 127.0.0.0/8 is this host's, but no interface names more of it than this.
+    if (ntohl(its.s_addr) >> 24 == 127) {
+        return "127.0.0.1";
+    }
+    inet_ntop(AF_INET, &its, name, sizeof(name));
+    return name;
+}
+
+/* An address of one of this host's interfaces. */
+struct InterfaceAddress {
+    std::string name, address;
+    bool up;
+};
+
+/* All of them; none where the system does not tell. */
+inline std::vector<InterfaceAddress> interfaceAddresses() {
+    std::vector<InterfaceAddress> found;
+    ifaddrs *all = nullptr;
+    if (getifaddrs(&all) == 0) {
+        for (const ifaddrs *entry = all; entry != nullptr; entry = entry->ifa_next) {
+            const sockaddr *its = entry->ifa_addr;
+            if (its != nullptr && (its->sa_family == AF_INET || its->sa_family == AF_INET6)) {
+                found.push_back({entry->ifa_name, textOf(*its), (entry->ifa_flags & IFF_UP) != 0});
+            }
+        }
+        freeifaddrs(all);
+    }
+    return found;
+}
+
 /* A network interface. Ranks of one host use shared memory, whatever the device; UNISONO_TRANSPORT=tcp has them use
    TCP. Nothing is opened, and no thread begins, before a context is connected, so a program may fork with a device.
    */
@@ -45,7 +84,7 @@ class Device : public ::gloo::transport::Device, public std::enable_shared_from_
             interface_ = attr_.iface;
             name_ = attr_.iface;
         } else if (attr_.ai_addrlen > 0) {
-            interface_ = text(reinterpret_cast<const sockaddr &>(attr_.ai_addr));
+            interface_ = textOf(reinterpret_cast<const sockaddr &>(attr_.ai_addr));
             name_ = nameOf(interface_);
         }
         speed_ = readSpeed(name_);
@@ -74,35 +113,13 @@ class Device : public ::gloo::transport::Device, public std::enable_shared_from_
     }
 
   private:
-    static std::string text(const sockaddr &address) {
-        char name[INET6_ADDRSTRLEN] = {};
-        if (address.sa_family == AF_INET6) {
-            inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6 &>(address).sin6_addr, name, sizeof(name));
-            return name;
-        }
-        const in_addr its = reinterpret_cast<const sockaddr_in &>(address).sin_addr;
-        // All of 127.0.0.0/8 is this host's, but no interface names more of it than this.
-        if (ntohl(its.s_addr) >> 24 == 127) {
-            return "127.0.0.1";
-        }
-        inet_ntop(AF_INET, &its, name, sizeof(name));
-        return name;
-    }
-
     static std::string nameOf(const std::string &address) {
-        std::string name;
-        ifaddrs *all = nullptr;
-        if (getifaddrs(&all) == 0) {
-            for (const ifaddrs *entry = all; entry != nullptr && name.empty(); entry = entry->ifa_next) {
-                const sockaddr *its = entry->ifa_addr;
-                if (its != nullptr && (its->sa_family == AF_INET || its->sa_family == AF_INET6) &&
-                    text(*its) == address) {
-                    name = entry->ifa_name;
-                }
+        for (const InterfaceAddress &entry : interfaceAddresses()) {
+            if (entry.address == address) {
+                return entry.name;
             }
-            freeifaddrs(all);
         }
-        return name;
+        return {};
     }
 
     static int readSpeed(const std::string &name) {
@@ -125,8 +142,28 @@ class Device : public ::gloo::transport::Device, public std::enable_shared_from_
     int speed_ = 0;
 };
 
+/* Throws for the name of an interface that this host does not have. What unisono takes besides, addresses and networks,
+   is looked at when a context is connected. */
+inline void checkInterface(const std::string &wanted) {
+    in6_addr address;
+    if (wanted.empty() || wanted.find('/') != std::string::npos || inet_pton(AF_INET, wanted.c_str(), &address) == 1 ||
+        inet_pton(AF_INET6, wanted.c_str(), &address) == 1) {
+        return;
+    }
+    const auto all = interfaceAddresses();
+    std::string shown;
+    for (const InterfaceAddress &entry : all) {
+        if (entry.name == wanted) {
+            return;
+        }
+        shown += MakeString(shown.empty() ? "" : ", ", entry.name, " ", entry.address, entry.up ? "" : " (down)");
+    }
+    GLOO_ENFORCE(all.empty(), "interface '", wanted, "' does not exist; there are ", shown);
+}
+
 /* The attributes with the address that a host name means on this host. */
 inline struct attr CreateDeviceAttr(const struct attr &src) {
+    checkInterface(src.iface);
     struct attr found = src;
     if (!src.iface.empty() || src.hostname.empty()) {
         return found;
