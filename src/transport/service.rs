@@ -11,6 +11,7 @@ mod accepting;
 mod connection;
 mod endpoint;
 mod linking;
+mod losing;
 mod opening;
 mod parting;
 mod reactor;
