@@ -33,6 +33,7 @@ mod copies;
 mod cut;
 mod few;
 mod job;
+mod lanes;
 mod lists;
 mod parting;
 mod pool;
@@ -40,6 +41,7 @@ mod porter;
 pub mod relay;
 mod resources;
 mod room;
+mod standing;
 mod transfer;
 
 use std::sync::Arc;
@@ -53,8 +55,8 @@ pub use job::{Combined, Exchange, Job, Place, Side, StreamOrder};
 pub use lists::{Lists, Routes};
 #[cfg(test)]
 pub(crate) use resources::Hoard;
+use resources::PinnedLane;
 pub use resources::{Entry, front, prepare};
-use resources::{PinnedLane, SPARE_BYTES, Supply};
 use room::Room;
 pub use transfer::{Load, store};
 
@@ -70,9 +72,6 @@ pub const PIECE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Pieces under way: one is loaded, one exchanged, one stored.
 const LANES: u32 = 3;
-
-/// Input and output of a piece begin at multiples of this many bytes.
-const ALIGNMENT: usize = 4096;
 
 /// One call under way.
 pub struct Staged {
@@ -172,143 +171,6 @@ impl Staged {
     fn set_out(&mut self, group: &Group) -> Result<()> {
         self.carrier = Some(Carrier::new(&self.job.order, group)?);
         Ok(())
-    }
-
-    /// Sees to the call's pinned memory before it begins, or its stream waits: none is made in its course,
-    /// since the driver may wait for streams that wait for calls behind it. A call that a courier serves
-    /// takes all that it can use if it is the `first` that the stream waits for; else one lane, and later
-    /// what earlier calls have done with. Others find there what they can use when they come to it. May wait
-    /// for the driver: not with a lock held.
-    pub fn provided(mut self, first: bool, streams_wait: &dyn Fn() -> bool) -> Result<Staged> {
-        self.provide(if first { LANES } else { 1 }, streams_wait)?;
-        Ok(self)
-    }
-
-    fn provide(&mut self, lanes: u32, streams_wait: &dyn Fn() -> bool) -> Result<()> {
-        if self.job.unstaged || !self.free.is_empty() {
-            return Ok(());
-        }
-        let (bytes, supply) = (self.lane_bytes(), Supply::new(&self.job.order, streams_wait));
-        // For which the spare one is too short.
-        let is_long = bytes > SPARE_BYTES;
-        let lanes = self.job.cut.pieces().min(lanes.max(u32::from(is_long)));
-        if self.job.order.errand.is_none() && !is_long {
-            return supply.stock(bytes, lanes as usize);
-        }
-        for _ in 0..lanes {
-            let Some(lane) = supply.lane(bytes)? else { break };
-            self.free.push(lane);
-        }
-        Ok(())
-    }
-
-    /// Nothing of it is to be staged after all.
-    fn waive(&mut self) {
-        resources::give_back(self.lanes());
-    }
-
-    fn lane_bytes(&self) -> usize {
-        let largest = self.job.cut.piece(0);
-        let [input, output] =
-            [&self.job.input, &self.job.output].map(|side| side.shape.piece_bytes(largest, self.job.element));
-        input.next_multiple_of(ALIGNMENT) + output
-    }
-
-    /// A lane for the next piece.
-    fn next_lane(&mut self) -> Result<Option<PinnedLane>> {
-        if let Some(lane) = self.free.pop() {
-            return Ok(Some(lane));
-        }
-        // Calls before it may need those.
-        if self.job.order.errand.is_some() && !self.has_entered()? {
-            return Ok(None);
-        }
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        Ok(PinnedLane::take_kept(devices, *device, self.lane_bytes()))
-    }
-
-    /// The device's spare lane for one copy that can begin: of the first piece that is under way.
-    fn spare_lane(&mut self) -> Result<Option<PinnedLane>> {
-        if self.lane_bytes() > SPARE_BYTES || !self.has_entered()? {
-            return Ok(None);
-        }
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        Ok(PinnedLane::take_spare(devices, *device))
-    }
-
-    /// Takes room for the next piece. Whether there is any.
-    fn issue(&mut self) -> Result<bool> {
-        if self.issued == self.job.cut.pieces() {
-            return Ok(false);
-        }
-        if !self.job.unstaged {
-            let full = self.issued - self.stored >= LANES;
-            let lane = if full { None } else { self.next_lane()? };
-            let room = match lane {
-                Some(lane) => Some(Room::Lane(lane)),
-                None if self.keeps()? => Some(Room::kept(self.lane_bytes())?),
-                // Without lanes, one piece after the other.
-                None if !self.busy.is_empty() || !self.has_entered()? => None,
-                None if self.job.input.is_on_device() => self.spare_lane()?.map(Room::Lane),
-                None => Some(Room::kept(self.lane_bytes())?),
-            };
-            let Some(room) = room else { return Ok(false) };
-            self.busy.push(room);
-        }
-        self.load(self.issued)?;
-        self.issued += 1;
-        Ok(true)
-    }
-
-    /// Whether the next piece is kept however much is: a message that comes before the stream, all of it. Who
-    /// has sent it may wait for that before it sends what this stream waits for.
-    fn keeps(&mut self) -> Result<bool> {
-        Ok(self.begun && self.exchanged == self.issued && !self.has_entered()?)
-    }
-
-    /// Where a piece is, its input and its output in it.
-    fn room(&self, index: u32) -> (&Room, *mut u8, *mut u8) {
-        let room = &self.busy[(index - self.stored) as usize];
-        let largest = self.job.cut.piece(0);
-        let input = self.job.input.shape.piece_bytes(largest, self.job.element);
-        let start = room.address();
-        if self.job.forwards {
-            return (room, start, start);
-        }
-        (room, start, start.wrapping_add(input.next_multiple_of(ALIGNMENT)))
-    }
-
-    /// Whether a piece is where no device reaches it.
-    fn is_kept(&self, index: u32) -> bool {
-        matches!(self.busy.get((index - self.stored) as usize), Some(Room::Kept(_)))
-    }
-
-    /// The lane of a piece that is copied by the device.
-    fn lane(&self, index: u32) -> Result<&PinnedLane> {
-        match self.room(index).0 {
-            Room::Lane(lane) => Ok(lane),
-            Room::Kept(_) => fail!(Internal, "a device cannot copy from memory that is not pinned"),
-        }
-    }
-
-    /// Brings a piece that was kept to a lane, if there is one.
-    fn pin(&mut self, index: u32) -> Result<bool> {
-        let at = (index - self.stored) as usize;
-        if !self.is_kept(index) {
-            return Ok(true);
-        }
-        let busy = index - self.stored >= LANES;
-        let lane = if busy { None } else { self.next_lane()? };
-        let lane = match lane {
-            None if index == self.stored => self.spare_lane()?,
-            lane => lane,
-        };
-        let Some(lane) = lane else { return Ok(false) };
-        let (kept, bytes) = (self.busy[at].address(), self.lane_bytes());
-        // SAFETY: both hold as much, and nobody else uses either.
-        unsafe { std::ptr::copy_nonoverlapping(kept, lane.address(), bytes) };
-        self.busy[at] = Room::Lane(lane);
-        Ok(true)
     }
 
     /// What a piece is exchanged between: NULL where there is nothing.
@@ -577,52 +439,6 @@ impl Staged {
                 _ => return Ok(false),
             }
         }
-    }
-
-    /// What the call waits for, and how far its courier is, if it has one.
-    fn beside_courier(&self, awaited: String) -> String {
-        match self.job.order.entry.courier() {
-            Some(courier) => format!("{awaited}: {}", courier.standing()),
-            None => awaited,
-        }
-    }
-
-    /// What the call waits for here.
-    fn awaits(&self) -> String {
-        let (device, stream) = (self.job.order.device, self.job.order.stream());
-        let pieces = self.job.cut.pieces();
-        let late = self.job.order.entry.courier().is_some_and(|courier| !courier.has_come());
-        let needs_it = self.current.is_none() && self.exchanged < self.issued;
-        if self.carrier.is_none() || late && needs_it {
-            return format!("{stream} has not come to the call");
-        }
-        if self.exchanged == pieces {
-            return match self.delivered == pieces {
-                true => {
-                    format!("the copy of piece {} of {pieces} to GPU {device} has not ended", self.stored + 1)
-                }
-                false => format!("all {pieces} pieces are here, but {stream} has not come to the call"),
-            };
-        }
-        let next = self.exchanged + 1;
-        match &self.current {
-            Some(_) => format!("piece {next} of {pieces} waits for other ranks"),
-            None if self.exchanged < self.issued => {
-                format!("the copy of piece {next} of {pieces} from GPU {device} has not ended")
-            }
-            None if self.stored < self.delivered => {
-                format!("the copy of piece {} of {pieces} to GPU {device} has not ended", self.stored + 1)
-            }
-            None if late => format!("{stream} has not come to the call"),
-            None => {
-                let piece = self.delivered.min(self.exchanged) + 1;
-                format!("no pinned memory is free for piece {piece} of {pieces}")
-            }
-        }
-    }
-
-    fn lanes(&mut self) -> Vec<PinnedLane> {
-        self.free.take_all().chain(self.busy.take_all().filter_map(Room::lane)).collect()
     }
 }
 
