@@ -6,7 +6,23 @@ use crate::error::{Result, fail};
 
 /// The value of a variable, if it says something.
 pub fn get(name: &str) -> Option<String> {
-    said(std::env::var(name).ok())
+    said(read(name))
+}
+
+/// What a variable says, whatever it is. What is not UTF-8 has characters in it that nothing is called by: it
+/// is not understood, rather than not seen.
+pub fn read(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
+}
+
+/// What variable `name` says by `text`, where it may be anything: refused if it was not UTF-8.
+pub fn anything(name: &str, text: Option<String>) -> Result<Option<String>> {
+    match text {
+        Some(text) if text.contains(char::REPLACEMENT_CHARACTER) => {
+            fail!(InvalidArgument, "{name} is not UTF-8; set it to a text that is")
+        }
+        text => Ok(text),
+    }
 }
 
 /// What a variable says, if it is something.
@@ -59,6 +75,17 @@ mod tests {
         for (text, says) in [(None, None), (Some(""), None), (Some(" \n"), None), (Some(" 1 "), Some("1"))] {
             assert_eq!(said(text.map(str::to_owned)).as_deref(), says, "{text:?}");
         }
+    }
+
+    #[test]
+    fn what_was_not_text_is_refused_where_any_text_would_do() {
+        assert_eq!(
+            (anything("HOST", None), anything("HOST", Some("höst".into()))),
+            (Ok(None), Ok(Some("höst".into())))
+        );
+        let odd = String::from_utf8_lossy(b"h\xffst").into_owned();
+        let error = anything("HOST", Some(odd)).expect_err("it was not UTF-8");
+        assert!(error.text().contains("HOST is not UTF-8"), "{error}");
     }
 
     #[test]

@@ -5,8 +5,10 @@ mod not_run;
 #[path = "support/unshared.rs"]
 mod unshared;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -460,6 +462,33 @@ fn what_makes_no_sense_together_is_refused() {
     for (one, other) in [("--library", "--library"), ("--library", "--peer"), ("--peer", "--peer")] {
         assert!(told(&["--ranks", "2", one, "x=/a", other, "x=/b"]).contains(named), "{one} {other}");
     }
+}
+
+/// Settings are the library's: it is enough that this program has a context.
+#[test]
+fn settings_that_are_no_text_are_not_taken_for_unset() {
+    let with = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-bench"));
+        command.args("allreduce --ranks 2 --threads -t auto --sizes 8 -n 1 -w 0".split(' '));
+        command.env_remove("UNISONO_RANK").env(name, OsStr::from_bytes(b"\xff1"));
+        let output = command.output().expect("the benchmark can be run");
+        (output.status.code(), text(&output.stderr))
+    };
+    for name in [
+        "UNISONO_TRANSPORT",
+        "UNISONO_CMA",
+        "UNISONO_TCP_STREAMS",
+        "UNISONO_TCP_THREADS",
+        "UNISONO_RELAY",
+        "UNISONO_INTERFACE",
+        "UNISONO_HOST",
+    ] {
+        let (code, complaint) = with(name);
+        assert!(code == Some(2) && complaint.contains(name), "{name}: {complaint}");
+    }
+    // Nothing can fail by how much is logged: the log says so.
+    let (code, log) = with("UNISONO_LOG");
+    assert!(code == Some(0) && log.contains("use off, error, warn"), "{log}");
 }
 
 #[test]

@@ -303,15 +303,16 @@ pub(crate) fn options(rank: u32, size: u32, rendezvous: Rendezvous, name: &str) 
         timeout: meeting_timeout()?,
         interface: unique_id::interface()?,
         transports: None,
-        host: host(),
+        host: host()?,
     })
 }
 
 /// What tells this host from others, as NCCL's settings have it: `None` leaves it to the library, which has
 /// its own variable.
-fn host() -> Option<String> {
+fn host() -> Result<Option<String>> {
     let ours = unisono::settings::get("UNISONO_HOST").is_some();
-    settings::get("NCCL_HOSTID").filter(|name| !ours && !name.is_empty())
+    let theirs = settings::get("NCCL_HOSTID").filter(|name| !ours && !name.is_empty());
+    unisono::settings::anything("NCCL_HOSTID", theirs)
 }
 
 /// The ranks that are left, of which this is one.
@@ -336,7 +337,9 @@ fn remaining(excluded: &[c_int], own: u32, size: u32) -> Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::CStr;
+    use std::ffi::{CStr, OsStr};
+    use std::os::unix::ffi::OsStrExt;
+    use std::process::Command;
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -346,6 +349,25 @@ mod tests {
     use crate::communicator::COMMUNICATORS;
     use crate::end::ncclCommDestroy;
     use crate::error::{SUCCESS, ncclGetLastError};
+
+    /// In a process of its own, which has such a name.
+    #[test]
+    fn a_name_for_the_host_that_is_no_text_is_refused() {
+        const IS_THERE: &str = "UNISONO_TEST_HOSTID";
+        if std::env::var_os(IS_THERE).is_some() {
+            let error = host().expect_err("it is not UTF-8");
+            assert!(error.text().contains("NCCL_HOSTID is not UTF-8"), "{error}");
+            return;
+        }
+        let ended = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "create::tests::a_name_for_the_host_that_is_no_text_is_refused"])
+            .env(IS_THERE, "1")
+            .env("NCCL_HOSTID", OsStr::from_bytes(b"\xff1"))
+            .env_remove("UNISONO_HOST")
+            .output()
+            .expect("it runs");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+    }
 
     /// Leaves rank 2 of `parent` out. What comes of it, with the text.
     fn shrink(parent: &Arc<Communicator>, flags: c_int) -> (ncclResult_t, String) {

@@ -80,15 +80,21 @@ fn read_environment() {
     let wish = Wish::parse(settings::get("NCCL_DEBUG").as_deref(), unisono_log.as_deref());
     let mut sink = SINK.write();
     *sink = if wish.version { Sink::Stdout } else { Sink::Stderr };
-    if wish.version
-        && let Some(pattern) = pattern(settings::get("NCCL_DEBUG_FILE"))
-    {
-        let path = file_name(&pattern, &host(), std::process::id());
-        match OpenOptions::new().create(true).append(true).open(&path) {
-            Ok(file) => *sink = Sink::File(file),
-            Err(cause) => {
-                sink.write(&line("WARN", &format!("NCCL_DEBUG_FILE {path} cannot be written: {cause}")))
+    if wish.version {
+        let given = pattern(settings::get("NCCL_DEBUG_FILE"));
+        match unisono::settings::anything("NCCL_DEBUG_FILE", given) {
+            Ok(Some(pattern)) => {
+                let path = file_name(&pattern, &host(), std::process::id());
+                match OpenOptions::new().create(true).append(true).open(&path) {
+                    Ok(file) => *sink = Sink::File(file),
+                    Err(cause) => {
+                        let text = format!("NCCL_DEBUG_FILE {path} cannot be written: {cause}");
+                        sink.write(&line("WARN", &text));
+                    }
+                }
             }
+            Ok(None) => {}
+            Err(error) => sink.write(&line("WARN", error.text())),
         }
     }
     if wish.version {

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 /// The value of one of NCCL's variables. The environment's counts first, then that of the user's file, then
 /// that of the machine's.
 pub(crate) fn get(name: &str) -> Option<String> {
-    std::env::var(name).ok().or_else(|| FILES.get(name).cloned())
+    unisono::settings::read(name).or_else(|| FILES.get(name).cloned())
 }
 
 /// A number; what is none is ignored, and said in the log.

@@ -13,6 +13,7 @@ use crate::rendezvous::interface::Interface;
 use crate::rendezvous::join;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
+use crate::settings;
 use crate::transport::address::MAX_ADDRESSES;
 use crate::transport::service::Options as LinkOptions;
 
@@ -83,13 +84,14 @@ pub(super) fn find(
 
 /// How this rank may be linked to others: what the caller said, else the environment.
 pub(super) fn link_options(options: &Options) -> Result<LinkOptions> {
-    LinkOptions::from_environment(|name| {
-        let given = match name {
-            "UNISONO_TRANSPORT" => &options.transports,
-            "UNISONO_HOST" => &options.host,
-            _ => &None,
-        };
-        given.clone().or_else(|| std::env::var(name).ok())
+    let host = match &options.host {
+        None => settings::anything("UNISONO_HOST", settings::read("UNISONO_HOST"))?,
+        given => given.clone(),
+    };
+    LinkOptions::from_environment(|name| match (name, &options.transports) {
+        ("UNISONO_HOST", _) => host.clone(),
+        ("UNISONO_TRANSPORT", Some(transports)) => Some(transports.clone()),
+        _ => settings::read(name),
     })
 }
 
@@ -98,7 +100,7 @@ pub(super) fn on_interface(links: LinkOptions, options: &Options) -> Result<Link
     if !links.tcp {
         return Ok(links);
     }
-    let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());
+    let wanted = options.interface.clone().or_else(|| settings::read("UNISONO_INTERFACE"));
     let interface = match Interface::find(wanted.as_deref())? {
         None if !links.shm => Some(Interface::choose(None)?),
         found => found,

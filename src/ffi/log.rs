@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::error::fail;
+use crate::settings;
 use crate::sys::fork;
 use crate::sys::global::Global;
 
@@ -76,11 +77,7 @@ static TELLING: Global<Telling> =
 /// keeps it.
 pub fn install() {
     if log::set_logger(&LOGGER).is_ok() {
-        let text = std::env::var("UNISONO_LOG").unwrap_or_default();
-        let text = text.trim();
-        if text.is_empty() {
-            return;
-        }
+        let Some(text) = settings::get("UNISONO_LOG") else { return };
         let level: Option<LevelFilter> = text.parse().ok();
         // Who misspelt it wants to read something.
         say(&TELLING, Says::Environment, Way::StandardError, level.unwrap_or(LevelFilter::Warn));
