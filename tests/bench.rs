@@ -458,6 +458,28 @@ fn what_makes_no_sense_together_is_refused() {
         assert!(told.contains("--barrier is for calls that wait"), "{calls}: {told}");
     }
     assert!(told(&[&device[..], &["--barrier"]].concat()).contains("--calls blocking"));
+    let (peer, rounds) = (&["--peer", "x=true"][..], &["--rounds", "2"][..]);
+    for what in
+        ["start --ranks 2", "links --ranks 2", "reduce-loops", "local-reduce", "--bits", "--tune file"]
+    {
+        let words: Vec<&str> = what.split(' ').collect();
+        for option in [peer, rounds] {
+            let told = told(&[&words[..], option].concat());
+            assert!(told.contains(&format!("{} is for collectives", option[0])), "{what}: {told}");
+        }
+    }
+    for (option, value) in [("--pointers", "2"), ("--pdl", "wait"), ("--max-blocks", "8"), ("--offset", "4")]
+    {
+        for what in [&["--ranks", "2"][..], &["start", "--ranks", "2"], &["reduce-loops"]] {
+            let told = told(&[what, &[option, value]].concat());
+            assert!(told.contains(&format!("{option} is for device memory")), "{what:?}: {told}");
+        }
+        if option != "--pointers" {
+            assert!(told(&["links", option, value]).contains("is for device memory"), "{option}");
+        }
+    }
+    let sparse = ["sparse_allreduce", "--ranks", "2", "-o", "sum,max"];
+    assert!(told(&sparse).contains("sparse_allreduce only sums"));
     let named = "two of --library and --peer are called 'x': give each a name of its own, NAME=...";
     for (one, other) in [("--library", "--library"), ("--library", "--peer"), ("--peer", "--peer")] {
         assert!(told(&["--ranks", "2", one, "x=/a", other, "x=/b"]).contains(named), "{one} {other}");

@@ -102,6 +102,9 @@ impl Role {
                 "two of --library and --peer are called '{name}': give each a name of its own, NAME=..."
             );
         }
+        if let Some(option) = options.idle(task) {
+            fail!(InvalidUsage, "{option}");
+        }
         match (task, options.ranks) {
             (Task::LocalBroadcast | Task::LocalReduce | Task::ReduceLoops, Some(_)) => {
                 fail!(InvalidUsage, "{} has no ranks; leave --ranks out", task.name())

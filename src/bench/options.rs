@@ -237,6 +237,43 @@ impl Options {
         }
     }
 
+    /// What is wrong with an option that `task` would make nothing of.
+    pub(super) fn idle(&self, task: Task) -> Option<String> {
+        let alone = match task {
+            Task::Collectives if self.bits => Some("--bits"),
+            Task::Collectives if self.tune.is_some() => Some("--tune"),
+            Task::Collectives => None,
+            task => Some(task.name()),
+        };
+        if let Some(what) = alone {
+            let given = [("--peer", !self.peers.is_empty()), ("--rounds", self.rounds.get() > 1)];
+            if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+                return Some(format!(
+                    "{option} is for collectives that are timed; {what} makes nothing of it"
+                ));
+            }
+        }
+        let looks_at_gpus = matches!(task, Task::Links | Task::LocalBroadcast | Task::LocalReduce);
+        let given = [
+            ("--pointers", self.pointers.is_some() && !looks_at_gpus),
+            ("--pdl", self.pdl != Overlap::Off),
+            ("--max-blocks", self.max_blocks > 0),
+            ("--offset", self.offset > 0),
+        ];
+        if !self.on_device()
+            && let Some((option, _)) = given.iter().find(|(_, given)| *given)
+        {
+            return Some(format!("{option} is for device memory: give --device, too"));
+        }
+        if task == Task::Collectives
+            && self.operations() == [Kind::SparseAllreduce]
+            && self.operators != [Operator::Sum]
+        {
+            return Some("sparse_allreduce only sums: leave --operators out".to_owned());
+        }
+        None
+    }
+
     /// Whether ranks have several device pointers, and so run algorithm objects.
     pub(super) fn several(&self) -> bool {
         self.on_device() && self.pointers.is_some()
