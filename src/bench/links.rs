@@ -2,13 +2,11 @@
 //! against.
 //!
 //! Rank 0 measures the copies of all GPUs, the others waiting; then all ranks measure what is between them,
-//! each sending to the next at the same time: one TCP link of a few connections, and reading the next one's
-//! memory by the kernel.
+//! each sending to the next at the same time: over TCP, and reading the next one's memory by the kernel.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -17,7 +15,8 @@ use super::measure::{Sample, bandwidth};
 use super::options::{Options, Transport};
 use super::output::say;
 use super::report;
-use super::seat::{Seat, barrier, combine};
+use super::ring::Ring;
+use super::seat::{Seat, barrier, combine, gather};
 use crate::communicator::Context;
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
@@ -25,13 +24,10 @@ use crate::cuda::memory::{DeviceBuffer, PinnedBuffer};
 use crate::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use crate::reduce::Operator;
-use crate::rendezvous::interface::Interface;
 use crate::sys::memory::read_process;
 
 /// Bytes of a copy unless told.
 const SIZES: [u64; 3] = [1 << 20, 16 << 20, 64 << 20];
-/// Connections of a TCP link, which one thread moves.
-const CONNECTIONS: usize = 2;
 /// Messages that are timed together.
 const MESSAGES: u64 = 8;
 
@@ -263,8 +259,11 @@ fn between_ranks(
         return Ok(());
     }
     let next = (seat.rank + 1) % seat.size;
-    let mut links = Links::open(context, seat, next, options.timeout)?;
-    let sample = timed(options, context, |messages| links.pass(bytes, messages))?;
+    let hosts = gather(context, seat, host_number())?;
+    let sample = thread::scope(|scope| {
+        let mut ring = Ring::open(scope, context, seat, &hosts, options.timeout)?;
+        timed(options, context, |messages| ring.pass(bytes * messages as usize))
+    })?;
     table.add("ranks-tcp-ring", seat.size as usize, bytes as u64, &sample);
 
     let source = vec![1u8; bytes];
@@ -273,7 +272,6 @@ fn between_ranks(
     let pids = gather(context, seat, u64::from(std::process::id()))?;
     let (pid, address) = (pids[next as usize] as u32, addresses[next as usize]);
     // Ranks on several hosts find a stranger or nobody under that number, and the kernel refuses.
-    let hosts = gather(context, seat, host_number())?;
     let mut refused = [u64::from(
         hosts[next as usize] != host_number() || read_process(pid, address, &mut target).is_err(),
     )];
@@ -314,86 +312,9 @@ fn timed(options: &Options, context: &Context, mut run: impl FnMut(u64) -> Resul
     Ok(Sample::of(times, MESSAGES))
 }
 
-/// Every rank's number.
-fn gather(context: &Context, seat: &Seat, number: u64) -> Result<Vec<u64>> {
-    let mut numbers = vec![0; seat.size as usize];
-    numbers[seat.rank as usize] = number;
-    combine(context, Operator::Max, &mut numbers)?;
-    Ok(numbers)
-}
-
 /// Tells hosts apart.
 fn host_number() -> u64 {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-/// Connections to the next rank and from the one before.
-struct Links {
-    to: Vec<TcpStream>,
-    from: Vec<TcpStream>,
-}
-
-impl Links {
-    fn open(context: &Context, seat: &Seat, next: u32, timeout: Duration) -> Result<Links> {
-        let failed = |what: &'static str| move |cause| Error::system(format!("links: {what}"), cause);
-        let wanted = std::env::var("UNISONO_INTERFACE").ok();
-        let interface = Interface::choose(wanted.as_deref())?;
-        let address = interface.addresses.iter().find_map(|address| match address {
-            IpAddr::V4(address) => Some(*address),
-            IpAddr::V6(_) => None,
-        });
-        let address = address.unwrap_or(Ipv4Addr::LOCALHOST);
-        let listener = TcpListener::bind((address, 0)).map_err(failed("cannot listen"))?;
-        let port = listener.local_addr().map_err(failed("cannot listen"))?.port();
-        let places = gather(context, seat, u64::from(u32::from(address)) << 16 | u64::from(port))?;
-        let place = places[next as usize];
-        let peer = SocketAddr::from((Ipv4Addr::from((place >> 16) as u32), place as u16));
-        let mut links = Links { to: Vec::new(), from: Vec::new() };
-        for _ in 0..CONNECTIONS {
-            // The other's backlog takes it: it need not have come to its accept.
-            links.to.push(TcpStream::connect_timeout(&peer, timeout).map_err(failed("cannot connect"))?);
-        }
-        for _ in 0..CONNECTIONS {
-            links.from.push(listener.accept().map_err(failed("cannot accept"))?.0);
-        }
-        for stream in links.to.iter().chain(&links.from) {
-            let set = stream
-                .set_nodelay(true)
-                .and_then(|()| stream.set_read_timeout(Some(timeout)))
-                .and_then(|()| stream.set_write_timeout(Some(timeout)));
-            set.map_err(failed("cannot set up a connection"))?;
-        }
-        Ok(links)
-    }
-
-    /// Sends and receives `messages` times `bytes` bytes, a share over each connection, by a thread each.
-    fn pass(&mut self, bytes: usize, messages: u64) -> Result<()> {
-        let share = bytes.div_ceil(CONNECTIONS) * messages as usize;
-        let outcome: std::io::Result<()> = std::thread::scope(|scope| {
-            let sending: Vec<_> =
-                self.to.iter_mut().map(|to| scope.spawn(move || write(to, share))).collect();
-            let receiving: Vec<_> =
-                self.from.iter_mut().map(|from| scope.spawn(move || read(from, share))).collect();
-            let mut threads = sending.into_iter().chain(receiving);
-            threads.try_for_each(|thread| {
-                thread.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
-            })
-        });
-        outcome.map_err(|cause| Error::system("links: a connection broke", cause))
-    }
-}
-
-/// A piece that stays in the cache: the connection is measured, not the memory behind it.
-const PIECE: usize = 256 << 10;
-
-fn write(to: &mut TcpStream, bytes: usize) -> std::io::Result<()> {
-    let piece = [1; PIECE];
-    (0..bytes).step_by(PIECE).try_for_each(|done| to.write_all(&piece[..PIECE.min(bytes - done)]))
-}
-
-fn read(from: &mut TcpStream, bytes: usize) -> std::io::Result<()> {
-    let mut piece = [0; PIECE];
-    (0..bytes).step_by(PIECE).try_for_each(|done| from.read_exact(&mut piece[..PIECE.min(bytes - done)]))
 }

@@ -19,6 +19,7 @@ mod options;
 mod output;
 mod peer;
 mod report;
+mod ring;
 mod schedules;
 mod seat;
 mod sparse;

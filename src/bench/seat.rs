@@ -86,6 +86,14 @@ pub(super) fn total(context: &Context, mine: u64) -> Result<u64> {
     Ok(numbers[0])
 }
 
+/// Every rank's number.
+pub(super) fn gather(context: &Context, seat: &Seat, number: u64) -> Result<Vec<u64>> {
+    let mut numbers = vec![0; seat.size as usize];
+    numbers[seat.rank as usize] = number;
+    combine(context, Operator::Max, &mut numbers)?;
+    Ok(numbers)
+}
+
 /// Gives every rank the bytes of rank 0.
 pub(super) fn spread(context: &Context, bytes: &mut [u8]) -> Result<()> {
     let address = bytes.as_mut_ptr();
