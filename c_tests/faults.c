@@ -155,13 +155,13 @@ static void a_missing_rank(void) {
 static void leave_at_once(unisono_context_t *ctx, void *arg) {
     (void)arg;
     enum { N = 100000 };
-    static float x[N];
+    static float ones[N];
     uint32_t size = unisono_context_size(ctx);
     for (int i = 0; i < N; i++) {
-        x[i] = 1;
+        ones[i] = 1;
     }
-    CHECK_OK(unisono_allreduce(ctx, x, x, N, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
-    CHECK(x[0] == (float)size && x[N - 1] == (float)size);
+    CHECK_OK(unisono_allreduce(ctx, ones, ones, N, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+    CHECK(ones[0] == (float)size && ones[N - 1] == (float)size);
     CHECK_OK(unisono_barrier(ctx, NULL, NULL));
     _exit(0);
 }
