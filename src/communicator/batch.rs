@@ -187,8 +187,7 @@ pub struct Part<'a> {
 /// # Safety
 /// As there.
 pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
-    let operations: Vec<_> = parts.iter().map(|part| (part.context, part.request, part.call)).collect();
-    device::connect_for(&operations);
+    device::connect_for(parts);
     let (mut begun, mut failure) = (Vec::with_capacity(parts.len()), None);
     for part in parts {
         // SAFETY: the caller's promise.

@@ -12,7 +12,7 @@ pub use agree::connect_devices;
 pub(super) use agree::{Candidate, choose, connect};
 pub use launches::{Added, Launches};
 
-use super::batch::Pending;
+use super::batch::{Part, Pending};
 use super::context::{Context, Membership};
 use super::hosts::{self, Composed};
 use super::survey::{Located, Spans};
@@ -300,9 +300,9 @@ struct OnMemory {
 
 /// Has the devices agree for those operations that need it, side by side. What keeps one from that keeps it
 /// from beginning, too, and is told then: those before it are begun.
-pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) {
+pub(super) fn connect_for(operations: &[Part<'_>]) {
     let mut open: Vec<Candidate<'_>> = Vec::new();
-    for &(context, request, call) in operations {
+    for &Part { context, request, call, .. } in operations {
         let Membership::Group(group) = context.membership() else { continue };
         let needs = group.devices().is_none()
             && fits(request, call)

@@ -94,8 +94,9 @@ pub extern "C" fn unisono_batch_begin() -> unisono_status_t {
 /// Ends a batch, and starts what was called in it, if it is the outermost. Operations without a work and
 /// without a stream are complete when this returns.
 ///
-/// The first failure is returned: of an operation that cannot be started, and then those after it are not,
-/// and their `*work` is NULL; or of one that this has waited for. Those that have been started run on.
+/// The first failure is returned: of devices that cannot agree (unisono_context_connect_device), and then no
+/// operation is started; of an operation that cannot be, and then those after it are not; or of one that this
+/// has waited for. `*work` is NULL for what is not started; what has been started runs on.
 /// UNISONO_INVALID_USAGE if this thread is in no batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_batch_end() -> unisono_status_t {

@@ -67,6 +67,15 @@ fn a_call_that_is_late_with_the_one_before_it_leaves_it_to_that_to_say_why() {
     assert!(!error.text().contains("for the calls before it"), "{error}");
 }
 
+/// How a barrier fails that does nothing and that nobody waits for.
+fn end_of_stuck(group: &Arc<Group>, timeout: Option<Duration>) -> Error {
+    let stuck = Scripted(None, Arc::default());
+    let running = group.start(calling(Class::Ordered, 0, BARRIER, timeout), |_| stuck).expect("it starts");
+    let (tell, told) = mpsc::channel();
+    running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
+    told.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("it does nothing")
+}
+
 #[test]
 fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     let [group, other] = pair(true);
@@ -75,11 +84,7 @@ fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
         let _ = turn(group, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
     }
     let timeout = Some(Duration::from_millis(50));
-    let stuck = Scripted(None, Arc::default());
-    let running = group.start(calling(Class::Ordered, 0, BARRIER, timeout), |_| stuck).expect("it starts");
-    let (tell, told) = mpsc::channel();
-    running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
-    let error = told.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("nobody came");
+    let error = end_of_stuck(&group, timeout);
     assert_eq!(error.status(), Status::Timeout);
     assert!(error.text().contains("its last call is allgather(7 × uint8) #0, done"), "{error}");
 }
@@ -109,11 +114,7 @@ fn calls_that_nobody_waits_for_are_compared_though_nothing_is_sent() {
     let [group, other] = pair(true);
     group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
     let _ = turn(&other, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
-    let stuck = Scripted(None, Arc::default());
-    let running = group.start(calling(Class::Ordered, 0, BARRIER, None), |_| stuck).expect("it starts");
-    let (tell, told) = mpsc::channel();
-    running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
-    let error = told.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("the calls differ");
+    let error = end_of_stuck(&group, None);
     assert_eq!(error.status(), Status::Mismatch);
     assert!(error.text().contains("rank 0 called barrier()"), "{error}");
     assert!(error.text().contains("rank 1 called allgather(7 × uint8)"), "{error}");
