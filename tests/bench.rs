@@ -386,7 +386,7 @@ fn links_between_ranks_are_measured_without_a_gpu() {
             results(&json).iter().find(|result| result["what"] == what).unwrap_or_else(|| panic!("{table}"));
         (line["of"].as_u64(), line["gb_s"].as_f64() > Some(0.0))
     };
-    for what in ["ranks-tcp-ring", "ranks-copy-own"] {
+    for what in ["ranks-tcp-ring", "ranks-tcp-memory", "ranks-copy-own"] {
         assert_eq!(of_ranks(what), (Some(2), true), "{table}");
     }
 }

@@ -15,7 +15,7 @@ use super::measure::{Sample, bandwidth};
 use super::options::{Options, Transport};
 use super::output::say;
 use super::report;
-use super::ring::Ring;
+use super::ring::{Memory, Ring};
 use super::seat::{Seat, barrier, combine, gather};
 use crate::communicator::Context;
 use crate::cuda::context::Devices;
@@ -260,11 +260,14 @@ fn between_ranks(
     }
     let next = (seat.rank + 1) % seat.size;
     let hosts = gather(context, seat, host_number())?;
-    let sample = thread::scope(|scope| {
-        let mut ring = Ring::open(scope, context, seat, &hosts, options.timeout)?;
-        timed(options, context, |messages| ring.pass(bytes * messages as usize))
-    })?;
-    table.add("ranks-tcp-ring", seat.size as usize, bytes as u64, &sample);
+    for (what, memory) in [("ranks-tcp-ring", Memory::Cached), ("ranks-tcp-memory", Memory::Messages(bytes))]
+    {
+        let sample = thread::scope(|scope| {
+            let mut ring = Ring::open(scope, context, seat, &hosts, memory, options.timeout)?;
+            timed(options, context, |messages| ring.pass(bytes * messages as usize))
+        })?;
+        table.add(what, seat.size as usize, bytes as u64, &sample);
+    }
 
     let source = vec![1u8; bytes];
     let mut target = vec![0u8; bytes];

@@ -2,13 +2,14 @@
 //!
 //! A rank has as many threads for it as its host has processors for each of its ranks. Each moves its own
 //! connections, both ways, and looks again and again while there is nothing to move: what is timed is neither
-//! how threads begin nor how they wake. What they write and read stays in the cache: it is the connections
-//! that are measured, not the memory behind them.
+//! how threads begin nor how they wake. What they write and read stays in the cache, so that the connections
+//! are measured by themselves, or is as much memory as messages have.
 
 #![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{self, Scope};
@@ -32,6 +33,15 @@ const PIECE: usize = 128 << 10;
 /// A thread that has had nothing to move for so long sleeps until there is.
 const PATIENCE: Duration = Duration::from_micros(100);
 
+/// Where what is written comes from, and what is read goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// The same piece again and again, which stays in the cache.
+    Cached,
+    /// A message of so many bytes, and another, which are moved whole before they are moved again.
+    Messages(usize),
+}
+
 /// A rank's threads for it: the one that calls, and others that wait for what it tells them.
 pub(super) struct Ring {
     own: Mover,
@@ -46,6 +56,7 @@ impl Ring {
         context: &Context,
         seat: &Seat,
         hosts: &[u64],
+        memory: Memory,
         timeout: Duration,
     ) -> Result<Ring> {
         let local = hosts.iter().filter(|&&host| host == hosts[seat.rank as usize]).count();
@@ -58,7 +69,11 @@ impl Ring {
         let (mut to, mut from) = (to.into_iter(), from.into_iter());
         let mut movers = (0..threads[0]).map(|_| {
             let (to, from) = (to.by_ref().take(CONNECTIONS), from.by_ref().take(CONNECTIONS));
-            Mover { to: to.collect(), from: from.collect(), piece: vec![1; PIECE], timeout }
+            let room = match memory {
+                Memory::Cached => None,
+                Memory::Messages(bytes) => Some(bytes.div_ceil(CONNECTIONS * threads[0] as usize)),
+            };
+            Mover::new(to.collect(), from.collect(), room, timeout)
         });
         let Some(own) = movers.next() else { fail!(Internal, "a ring without a thread") };
         let others = movers.map(|mover| {
@@ -90,11 +105,19 @@ impl Ring {
 struct Mover {
     to: Vec<TcpStream>,
     from: Vec<TcpStream>,
-    piece: Vec<u8>,
+    /// What is written and what is read: of each connection so many bytes, or one piece for all.
+    written: Vec<u8>,
+    read: Vec<u8>,
+    room: Option<usize>,
     timeout: Duration,
 }
 
 impl Mover {
+    fn new(to: Vec<TcpStream>, from: Vec<TcpStream>, room: Option<usize>, timeout: Duration) -> Mover {
+        let bytes = room.map_or(PIECE, |room| room * CONNECTIONS);
+        Mover { to, from, written: vec![1; bytes], read: vec![1; bytes], room, timeout }
+    }
+
     /// Passes what it is told to, until nobody tells it more. It does not sleep in between.
     fn serve(mut self, told: &Receiver<usize>, finished: &Sender<io::Result<()>>) {
         loop {
@@ -111,18 +134,19 @@ impl Mover {
 
     /// Sends and receives `share` bytes over each connection.
     fn pass(&mut self, share: usize) -> io::Result<()> {
+        let Mover { to, from, written, read, room, timeout } = self;
         let (mut unsent, mut missing) = ([share; CONNECTIONS], [share; CONNECTIONS]);
         let mut moved = Instant::now();
         loop {
             let mut any = false;
             // First all that has come: of what is under way little is then out of the cache.
-            for (stream, left) in self.from.iter_mut().zip(&mut missing) {
-                while advance(left, |len| stream.read(&mut self.piece[..len]))? {
+            for (connection, (stream, left)) in from.iter_mut().zip(&mut missing).enumerate() {
+                while advance(left, share, *room, connection, |piece| stream.read(&mut read[piece]))? {
                     any = true;
                 }
             }
-            for (stream, left) in self.to.iter_mut().zip(&mut unsent) {
-                any |= advance(left, |len| stream.write(&self.piece[..len]))?;
+            for (connection, (stream, left)) in to.iter_mut().zip(&mut unsent).enumerate() {
+                any |= advance(left, share, *room, connection, |piece| stream.write(&written[piece]))?;
             }
             if unsent.iter().chain(&missing).all(|&left| left == 0) {
                 return Ok(());
@@ -132,11 +156,11 @@ impl Mover {
             } else if moved.elapsed() < PATIENCE {
                 thread::yield_now();
             } else {
-                let to = self.to.iter().zip(&unsent).map(|waits| (waits, Readiness::Write));
-                let from = self.from.iter().zip(&missing).map(|waits| (waits, Readiness::Read));
+                let to = to.iter().zip(&unsent).map(|waits| (waits, Readiness::Write));
+                let from = from.iter().zip(&missing).map(|waits| (waits, Readiness::Read));
                 let waits = to.chain(from).filter(|((_, left), _)| **left > 0);
                 let waits: Vec<_> = waits.map(|((stream, _), what)| (stream.as_fd(), what)).collect();
-                let deadline = Deadline::since(moved, self.timeout);
+                let deadline = Deadline::since(moved, *timeout);
                 if !child::poll(&waits, deadline)?.contains(&true) && deadline.expired() {
                     return Err(ErrorKind::TimedOut.into());
                 }
@@ -145,12 +169,27 @@ impl Mover {
     }
 }
 
-/// Has up to a piece of what is `left` moved by `call`. Answers whether something was.
-fn advance(left: &mut usize, call: impl FnOnce(usize) -> io::Result<usize>) -> io::Result<bool> {
+/// Has up to a piece of what is `left` of a connection's share moved by `call`, which is told where the piece
+/// lies. Answers whether something was.
+fn advance(
+    left: &mut usize,
+    share: usize,
+    room: Option<usize>,
+    connection: usize,
+    call: impl FnOnce(Range<usize>) -> io::Result<usize>,
+) -> io::Result<bool> {
     if *left == 0 {
         return Ok(false);
     }
-    match call(PIECE.min(*left)) {
+    let piece = match room {
+        None => 0..PIECE.min(*left),
+        Some(room) => {
+            let at = (share - *left) % room;
+            let start = connection * room + at;
+            start..start + PIECE.min(*left).min(room - at)
+        }
+    };
+    match call(piece) {
         Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
         Ok(moved) => {
             *left -= moved;
@@ -256,7 +295,7 @@ mod tests {
             stream.set_nonblocking(true).expect("it is a socket");
         }
         // More than the kernel keeps.
-        let mut mover = Mover { to, from, piece: vec![1; PIECE], timeout: minute };
+        let mut mover = Mover::new(to, from, Some(3 << 20), minute);
         mover.pass(16 << 20).expect("it receives what it sends");
         let to = std::mem::take(&mut mover.to);
         mover.timeout = Duration::from_millis(50);

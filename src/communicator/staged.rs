@@ -201,6 +201,7 @@ impl Context {
                     unstaged,
                     element: 1,
                     cut: if unstaged { Cut::whole() } else { point::cut(bytes, piece) },
+                    abreast: staged::MESSAGE_ABREAST,
                     exchange: exchange_message(group, message, options.tag.unwrap_or(0), piece),
                 }
             }
@@ -245,6 +246,7 @@ impl Context {
                     unstaged: !on_device,
                     element,
                     cut,
+                    abreast: 1,
                     exchange: match combining {
                         Some(combining) => combining.exchange(),
                         None => self.exchange_pieces(request, options),

@@ -12,13 +12,13 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use super::endpoint::{Endpoint, Visitor, lock};
 use super::joint::{Finish, Joint};
-use super::lane::{Hauled, Lane};
+use super::lane::{Flows, Hauled, Lane};
 use crate::sys;
 
 /// The most helpers of an endpoint, whatever processors there are.
@@ -36,17 +36,46 @@ pub struct Track {
     /// Which of the link's lanes.
     pub index: usize,
     lane: Mutex<Lane>,
+    /// How many wait for it.
+    wanted: AtomicUsize,
+    flows: Arc<Flows>,
 }
 
 impl Track {
-    /// The lane with this number to `peer`.
-    pub fn new(peer: u32, index: usize, lane: Lane) -> Arc<Track> {
-        Arc::new(Track { peer, index, lane: Mutex::new(lane) })
+    /// The lane with this number to `peer`, and what goes over all lanes to it.
+    pub fn new(peer: u32, index: usize, lane: Lane, flows: Arc<Flows>) -> Arc<Track> {
+        Arc::new(Track { peer, index, lane: Mutex::new(lane), wanted: AtomicUsize::new(0), flows })
     }
 
     /// The lane: at once, or when whoever hauls has made a system call.
     pub fn lock(&self) -> MutexGuard<'_, Lane> {
-        lock(&self.lane)
+        self.try_lock().unwrap_or_else(|| {
+            self.wanted.fetch_add(1, Ordering::Relaxed);
+            let lane = lock(&self.lane);
+            self.wanted.fetch_sub(1, Ordering::Relaxed);
+            lane
+        })
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) > 0
+    }
+
+    /// Moves a part of its loads. A lock goes to whoever asks first, and that would be who hauls, again and
+    /// again: others come before.
+    fn haul(&self) -> Hauled {
+        while self.is_wanted() {
+            sys::process::yield_now();
+        }
+        let mut hauled = lock(&self.lane).haul(&|| self.is_wanted());
+        hauled.more = hauled.more || self.has_more();
+        hauled
+    }
+
+    /// Whether there is a load that was posted while a hauler had the lane, so that it could not be offered.
+    fn has_more(&self) -> bool {
+        fence(Ordering::SeqCst);
+        !self.flows.outlet.is_empty() && self.lock().offers(&mut 1)
     }
 
     /// The lane, unless somebody hauls.
@@ -219,7 +248,7 @@ impl Hauler {
     /// One turn of one load. Whether anything moved.
     fn haul<E: Deref<Target = Endpoint>>(&self, endpoint: impl FnOnce() -> Option<E>) -> bool {
         let Some(track) = self.take() else { return false };
-        let hauled = track.lock().haul();
+        let hauled = track.haul();
         self.went_on(track, hauled, endpoint);
         hauled.moved
     }
@@ -245,13 +274,14 @@ impl Hauler {
         for _ in 0..self.count.load(Ordering::Relaxed) {
             let Some(track) = self.take() else { break };
             let mut lane = track.lock();
-            let mut hauled = lane.haul();
+            let mut hauled = lane.haul(&|| false);
             if hauled.more && !hauled.moved {
                 lane.give_back();
                 peers.push(track.peer);
                 hauled.more = false;
             }
             drop(lane);
+            hauled.more = hauled.more || track.has_more();
             moved |= hauled.moved;
             self.went_on(track, hauled, || Some(endpoint));
         }

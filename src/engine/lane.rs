@@ -1,14 +1,20 @@
 //! One stream of a link with what is under way on it: frames queued to go out, and the frame that is coming
 //! in.
 
+mod intake;
 mod loads;
+mod outlet;
 mod reading;
 mod writing;
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
+pub use intake::{Inflow, Intake, Opened};
 pub use loads::Hauled;
+pub use outlet::{Outflow, Outlet};
 use reading::READ_AHEAD;
 pub use reading::{Event, Incoming, Target};
 pub use writing::Frames;
@@ -51,6 +57,24 @@ unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Send for Destination {}
 
+/// The long messages from a peer and to it, whose pieces haulers move.
+#[derive(Debug, Default)]
+pub struct Flows {
+    /// What may come.
+    pub intake: Arc<Intake>,
+    /// What is to go.
+    pub outlet: Outlet,
+}
+
+/// Which message an outgoing frame is a piece of.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// The message.
+    pub key: Key,
+    /// Its pieces that have not gone whole.
+    pub left: Arc<AtomicUsize>,
+}
+
 /// What the bell watches a lane's descriptor for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
@@ -79,6 +103,8 @@ pub struct Lane {
     end: usize,
     reads_ahead: bool,
     incoming: Option<Incoming>,
+    /// Whether the payload comes next of a frame that has been told: until somebody has said where it goes.
+    untold: bool,
     closed: bool,
     /// Whether the last write did not fit.
     blocked: bool,
@@ -87,8 +113,8 @@ pub struct Lane {
     drained: bool,
     /// How much to read when the next frame is waited for.
     ahead: usize,
-    /// Whether loads are left to [`Lane::haul`].
-    hauled: bool,
+    /// Set where loads are left to [`Lane::haul`]: the messages that they are pieces of.
+    flows: Option<Arc<Flows>>,
     /// Whether its hauler has been told that there is a load, and has not done with it.
     offered: bool,
     /// Whether a load was given back for nothing comes: then the kernel says when something does.
@@ -118,11 +144,12 @@ impl Lane {
             end: 0,
             reads_ahead,
             incoming: None,
+            untold: false,
             closed: false,
             blocked: false,
             drained: false,
             ahead: if reads_ahead { READ_AHEAD } else { FRAME_BYTES },
-            hauled: false,
+            flows: None,
             offered: false,
             dry: false,
             finished: Vec::new(),

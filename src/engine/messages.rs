@@ -192,7 +192,9 @@ impl Messages {
     /// Leaves loads to several threads from here on.
     pub fn leave_loads(&mut self) {
         self.hauls = true;
-        self.peers.iter().flat_map(|peer| &peer.lanes).for_each(|lane| lane.lock().leave_loads());
+        for peer in &self.peers {
+            peer.lanes.iter().for_each(|lane| lane.lock().leave_loads(&peer.flows));
+        }
     }
 
     /// A mailbox for one operation.
@@ -244,7 +246,7 @@ impl Messages {
         let is_received = self.receiving.get(&transfer).is_some_and(|entry| entry.is_of(mailbox));
         match self.sending.get(&transfer).filter(|entry| entry.is_of(mailbox)) {
             _ if is_received => self.give_up(mailbox, &[transfer], &[], (0..0, Frames::One)),
-            Some(Sending::Posted { pieces: 1.., .. }) => {
+            Some(Sending::Posted { pieces: Some(_), .. }) => {
                 self.give_up(mailbox, &[], &[transfer], (peers, Frames::Any))
             }
             // It is announced, and no frame of its own is under way.
@@ -268,6 +270,8 @@ impl Messages {
                 let (peer, key) = transfer;
                 let peer = &mut self.peers[*peer as usize];
                 peer.received(posted.into.len);
+                // No hauler begins with a piece of it when the lanes are looked at.
+                drop(posted);
                 for lane in &peer.lanes {
                     lane.lock().discard(|frame| frame.key == *key);
                 }
@@ -281,6 +285,8 @@ impl Messages {
             let before = peer.waiting.len();
             peer.waiting.retain(|(_, _, ticket)| ticket.is_none_or(|ticket| ticket.mailbox != mailbox));
             lacks |= peer.waiting.len() < before;
+            // Before the lanes: what has been taken is there.
+            torn.extend(peer.flows.outlet.cancel(mailbox).into_iter().map(|key| (index, key)));
             for lane in &peer.lanes {
                 known |= lane.lock().cancel(mailbox, frames, |piece| match piece {
                     Some(key) => torn.push((index, key)),
@@ -296,7 +302,7 @@ impl Messages {
             };
             self.peers[peer as usize].expected -= 1;
             // All pieces that are left have begun to go.
-            if pieces > 0 && !torn.contains(&(peer, key)) {
+            if pieces.is_some() && !torn.contains(&(peer, key)) {
                 known = true;
                 continue;
             }
@@ -373,10 +379,17 @@ impl Messages {
         let Some(lane) = self.peers[peer as usize].lanes.get(lane) else { return };
         let mut lane = lane.lock();
         let announced = if frame.kind == FrameKind::Request { lane.announce() } else { 0 };
-        lane.push_piece(&Frame { announced, ..*frame }, from, ticket);
+        let piece = super::lane::Piece { key: frame.key, left: Arc::new(1.into()) };
+        lane.push_piece((Frame { announced, ..*frame }, from, ticket, piece));
         drop(lane);
         self.peers[peer as usize].strews = true;
         self.flush(peer);
+    }
+
+    /// The lanes to a peer.
+    #[cfg(test)]
+    pub fn lanes(&self, peer: u32) -> Vec<Arc<super::hauling::Track>> {
+        self.peers[peer as usize].lanes.clone()
     }
 
     /// Entries of all tables, and mailboxes of operations.

@@ -74,7 +74,7 @@ enum State {
     /// The first piece, with its mailbox.
     Posted(u32),
     /// The other pieces.
-    Following(Course, Following),
+    Following(Course, Box<Following>),
     Ended,
 }
 
@@ -244,8 +244,24 @@ impl Point {
         let pieces = (next..until).map(|index| (index, self.message.piece(self.cut.piece(index))));
         // SAFETY: pieces of the message, whose memory has been promised.
         let following = unsafe { Following::begin(group, &course, pieces) };
-        self.state = State::Following(course, following);
+        self.state = State::Following(course, Box::new(following));
         true
+    }
+
+    /// Begins more pieces when half of those that may be under way have come to their end.
+    fn refill(&mut self, group: &Group) {
+        let State::Following(course, following) = &mut self.state else { return };
+        let room = WINDOW - following.open.len() as u32;
+        if room < WINDOW / 2 || following.failed.is_some() {
+            return;
+        }
+        let until = following.end.saturating_add(room).min(self.cut.pieces());
+        if following.end < until {
+            let pieces = following.end..until;
+            let pieces = pieces.map(|index| (index, self.message.piece(self.cut.piece(index))));
+            // SAFETY: pieces of the message, whose memory has been promised.
+            unsafe { following.add(group, course, pieces) };
+        }
     }
 }
 
@@ -270,6 +286,9 @@ impl Operation for Point {
                         Poll::Ready(Ok(())) => {}
                         answer => {
                             self.state = State::Following(course, following);
+                            if answer.is_pending() {
+                                self.refill(group);
+                            }
                             return answer.map_ok(|()| Completion::default());
                         }
                     }
@@ -417,9 +436,9 @@ impl Drop for Course {
 /// Pieces of a course under way, and an ear for the word that the other side has given up.
 struct Following {
     mailbox: u32,
-    /// Pieces that have not come to their end,
-    left: u32,
-    /// and the number of the first that has not begun.
+    /// The numbers of those that have not come to their end,
+    open: Vec<u32>,
+    /// and that of the first that has not begun.
     end: u32,
     /// What went wrong, and when.
     failed: Option<(Instant, Failure)>,
@@ -437,24 +456,37 @@ impl Following {
     ) -> Following {
         let mut messages = group.endpoint().messages();
         let mailbox = messages.mailbox();
-        let mut following = Following { mailbox, left: 0, end: 0, failed: None };
         let nothing = Destination { address: std::ptr::null_mut(), len: 0 };
         let (peer, signature, [_, word]) = (course.peer, course.signature, course.words());
         messages.receive(peer, course.key(word), signature, nothing, Ticket { mailbox, step: word });
+        drop(messages);
+        let mut following = Following { mailbox, open: Vec::new(), end: 0, failed: None };
+        // SAFETY: the caller's promise.
+        unsafe { following.add(group, course, pieces) };
+        following
+    }
+
+    /// Begins more.
+    ///
+    /// # Safety
+    /// As [`Following::begin`].
+    unsafe fn add(&mut self, group: &Group, course: &Course, pieces: impl Iterator<Item = (u32, Message)>) {
+        let mut messages = group.endpoint().messages();
+        let (peer, signature) = (course.peer, course.signature);
         for (index, piece) in pieces {
-            let (key, ticket) = (course.key(index), Ticket { mailbox, step: index });
+            let (key, ticket) = (course.key(index), Ticket { mailbox: self.mailbox, step: index });
             match piece {
                 Message::Send { from, .. } => messages.send(peer, key, signature, from, ticket),
                 Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => {
                     messages.receive(peer, key, signature, into, ticket);
                 }
             }
-            (following.left, following.end) = (following.left + 1, index + 1);
+            self.open.push(index);
+            self.end = index + 1;
         }
         messages.write_out();
         drop(messages);
         group.endpoint().settle();
-        following
     }
 
     /// Looks whether all have come to their end.
@@ -463,9 +495,10 @@ impl Following {
         let mail = messages.look(self.mailbox);
         let done = std::mem::take(&mut mail.done);
         let [_, word] = course.words();
-        let ended = done.iter().filter(|&&step| step != word).count() as u32;
-        (self.left, course.left) = (self.left - ended, course.left - ended);
-        if self.left == 0 {
+        let before = self.open.len();
+        self.open.retain(|piece| !done.contains(piece));
+        course.left -= (before - self.open.len()) as u32;
+        if self.open.is_empty() {
             // Nothing is left but the ear, for which a peer that has left is one that says nothing more.
             messages.cancel(self.mailbox);
             return Poll::Ready(Ok(()));
@@ -496,10 +529,10 @@ impl Following {
         let mail = messages.look(self.mailbox);
         let [_, word] = course.words();
         let fails = self.failed.is_some() || mail.failed.is_some() || mail.done.contains(&word);
-        let ended = mail.done.len() as u32;
+        let ended = mail.done.len();
         let remains = messages.cancel(self.mailbox);
         drop(messages);
-        course.sends && !fails && (ended == self.left || remains == Remains::Whole)
+        course.sends && !fails && (ended == self.open.len() || remains == Remains::Whole)
     }
 }
 
@@ -509,26 +542,27 @@ fn gave_up(peer: u32) -> Failure {
     Failure::Peer { peer, status: Status::PeerFailed, what }
 }
 
-/// The pieces of one message that come and go one by one, each in memory of its own.
+/// The pieces of one message that come and go one by one, each in memory of its own. Behind the first, several
+/// may be under way.
 pub struct Pieces {
     message: Message,
     piece: usize,
     /// A send's place in the order, until its first piece is there.
     place: Option<SendTurn>,
-    course: Arc<Mutex<Option<Course>>>,
+    rest: Arc<Mutex<Option<Rest>>>,
 }
 
 impl Pieces {
     /// Those of `message`, of `piece` bytes; where its memory is does not matter.
     pub fn new(message: Message, piece: usize, place: Option<SendTurn>) -> Pieces {
-        Pieces { message, piece, place, course: Arc::default() }
+        Pieces { message, piece, place, rest: Arc::default() }
     }
 
     /// Begins the next piece, whose memory begins at `address`. A piece that is the whole message may be
-    /// longer than others.
+    /// longer than others. The first has ended before the next begins.
     ///
     /// # Safety
-    /// The memory stays valid until the operation has ended or is abandoned. The piece before it has ended.
+    /// The memory stays valid until the operation has ended or is abandoned, or another of this message is.
     pub unsafe fn next(
         &mut self,
         group: &Group,
@@ -548,21 +582,50 @@ impl Pieces {
             let behind = cut(bytes, self.piece).pieces() - 1;
             // SAFETY: the caller's promise. A piece is not cut.
             let point = unsafe { Point::of(group, turn, message, Cut::whole(), behind, self.place.take()) };
-            return Ok(Box::new(First { point, course: self.course.clone() }));
+            return Ok(Box::new(First { point, rest: self.rest.clone() }));
         }
-        let Some(course) = &*lock(&self.course) else {
+        let Some(rest) = &mut *lock(&self.rest) else {
             fail!(Internal, "a piece comes before the first of its message")
         };
+        let one = [(piece.index, message)].into_iter();
         // SAFETY: the caller's promise.
-        let following = unsafe { Following::begin(group, course, [(piece.index, message)].into_iter()) };
-        Ok(Box::new(Next { following, course: self.course.clone() }))
+        unsafe {
+            match &mut rest.following {
+                Some(following) => following.add(group, &rest.course, one),
+                None => rest.following = Some(Following::begin(group, &rest.course, one)),
+            }
+        }
+        Ok(Box::new(Next { index: piece.index, rest: self.rest.clone() }))
+    }
+}
+
+/// A message behind its first piece.
+struct Rest {
+    course: Course,
+    /// What of it is under way.
+    following: Option<Following>,
+}
+
+impl Rest {
+    /// Looks whether this piece has come to its end.
+    fn look(&mut self, group: &Group, index: u32) -> Poll<Result<()>> {
+        let Some(following) = self.following.as_mut().filter(|following| following.open.contains(&index))
+        else {
+            return Poll::Ready(Ok(()));
+        };
+        let looked = following.look(group, &mut self.course);
+        let ended = !following.open.contains(&index);
+        if let Poll::Ready(Ok(())) = looked {
+            self.following = None;
+        }
+        if ended { Poll::Ready(Ok(())) } else { looked }
     }
 }
 
 /// The first piece of several.
 struct First {
     point: Point,
-    course: Arc<Mutex<Option<Course>>>,
+    rest: Arc<Mutex<Option<Rest>>>,
 }
 
 impl Operation for First {
@@ -574,7 +637,7 @@ impl Operation for First {
             Poll::Pending => return Poll::Pending,
         };
         let source = course.source;
-        *lock(&self.course) = Some(course);
+        *lock(&self.rest) = Some(Rest { course, following: None });
         Poll::Ready(Ok(Completion { source }))
     }
 
@@ -589,36 +652,42 @@ impl Operation for First {
 
 /// A piece behind the first.
 struct Next {
-    following: Following,
-    course: Arc<Mutex<Option<Course>>>,
+    index: u32,
+    rest: Arc<Mutex<Option<Rest>>>,
 }
 
 impl Operation for Next {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        let mut course = lock(&self.course);
-        let Some(course) = &mut *course else { return Poll::Ready(Ok(Completion::default())) };
-        match self.following.look(group, course) {
-            Poll::Ready(result) => Poll::Ready(result.map(|()| Completion { source: course.source })),
-            Poll::Pending => Poll::Pending,
+        let mut rest = lock(&self.rest);
+        let Some(rest) = &mut *rest else { return Poll::Ready(Ok(Completion::default())) };
+        let source = rest.course.source;
+        rest.look(group, self.index).map_ok(|()| Completion { source })
+    }
+
+    /// All that are under way are.
+    fn abandon(&mut self, group: &Group) {
+        if let Some(mut following) = lock(&self.rest).as_mut().and_then(|rest| rest.following.take()) {
+            following.abandon(group);
         }
     }
 
-    fn abandon(&mut self, group: &Group) {
-        self.following.abandon(group);
-    }
-
-    /// As [`Point::cancel`], of the last piece.
+    /// As [`Point::cancel`], of all that are under way, the last piece among them.
     fn cancel(&mut self, group: &Group) -> Option<Completion> {
-        let mut course = lock(&self.course);
-        let goes = course.as_mut().filter(|course| self.following.give_up(group, course));
-        goes.map(|course| {
-            course.left = 0;
+        let mut rest = lock(&self.rest);
+        let rest = rest.as_mut()?;
+        let goes = match rest.following.take() {
+            Some(mut following) => following.give_up(group, &rest.course),
+            // The last has ended.
+            None => rest.course.sends && rest.course.left == 0,
+        };
+        goes.then(|| {
+            rest.course.left = 0;
             Completion::default()
         })
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
-        let course = lock(&self.course);
-        course.as_ref().and_then(|course| group.rank_of(course.peer)).into_iter().collect()
+        let rest = lock(&self.rest);
+        rest.as_ref().and_then(|rest| group.rank_of(rest.course.peer)).into_iter().collect()
     }
 }

@@ -204,12 +204,16 @@ fn find_default(list: &[InterfaceAddress], route: Option<&str>) -> Option<Interf
 /// The interface of `entries`, which are one interface's and not empty.
 fn gather<'a>(entries: impl Iterator<Item = &'a InterfaceAddress>, reason: String) -> Interface {
     let mut chosen = Interface { name: String::new(), index: 0, addresses: Vec::new(), reason };
+    let mut addresses = Vec::new();
     for entry in entries {
         chosen.name.clone_from(&entry.name);
         chosen.index = entry.index;
-        chosen.addresses.push(entry.address);
+        addresses.push(entry.address);
     }
-    chosen.addresses.sort_by_key(|address| (is_link_local(*address), address.is_ipv6()));
+    for wanted in [(false, false), (false, true), (true, false), (true, true)] {
+        let is_wanted = |address: &IpAddr| (is_link_local(*address), address.is_ipv6()) == wanted;
+        chosen.addresses.extend(addresses.iter().copied().filter(is_wanted));
+    }
     chosen
 }
 

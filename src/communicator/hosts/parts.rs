@@ -237,6 +237,7 @@ impl<'a> Parts<'a> {
             unstaged: false,
             element,
             cut,
+            abreast: 1,
             exchange: self.exchange_pieces(request, seat, count, self.pieces.wrapping_add(greeting)),
         };
         let first = self.pieces == 0;

@@ -75,7 +75,10 @@ impl<'a> Direct<'a> {
         let mut order: Vec<usize> = (0..pointers.len()).collect();
         // Integers give the same bits in any order.
         if !reduction.dtype.is_float() {
-            order.sort_by_key(|&index| device(index));
+            let mut places: Vec<(usize, usize)> =
+                order.iter().map(|&index| (device(index) as usize, index)).collect();
+            places.sort_unstable();
+            order = places.into_iter().map(|(_, index)| index).collect();
         }
         Direct { reduction, leads, order, partials: Vec::new() }
     }

@@ -1,11 +1,11 @@
 //! The loads of a lane, pieces of large messages, which it leaves to its hauler.
 
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 use super::reading::Incoming;
-use super::writing::Outgoing;
-use super::{Lane, Target};
-use crate::engine::wire::FrameKind;
+use super::{Flows, Lane, Target};
+use crate::engine::wire::{FRAME_BYTES, Frame, FrameKind};
 
 /// What [`Lane::haul`] has done.
 #[derive(Clone, Copy, Debug)]
@@ -25,17 +25,23 @@ const LOAD: usize = 64 * 1024;
 /// wait long.
 const HAUL: usize = 256 * 1024;
 
+/// Reads of one turn.
+const READS: usize = 4;
+
 impl Lane {
-    /// Leaves loads, the pieces of large messages, to [`Lane::haul`] from here on. Not where data costs no
-    /// system call.
-    pub fn leave_loads(&mut self) {
-        self.hauled = self.reads_ahead;
+    /// Leaves loads, the pieces of large messages, to [`Lane::haul`] from here on, which finds in `flows` what
+    /// they are pieces of. Not where data costs no system call.
+    pub fn leave_loads(&mut self, flows: &Arc<Flows>) {
+        self.flows = self.reads_ahead.then(|| flows.clone());
     }
 
     /// Whether there is a load that can be moved and that its hauler has not been told of. Whoever asks tells
-    /// it.
-    pub fn offers(&mut self) -> bool {
-        let moves = self.has_load_in() && !self.dry || self.has_load_out() && !self.blocked;
+    /// it. Of the pieces that nobody has taken so many are `spare`: no more haulers than these are told.
+    pub fn offers(&mut self, spare: &mut usize) -> bool {
+        let takes = !self.blocked && self.has_load_out();
+        let is_spare = takes && self.outgoing.is_empty();
+        let moves = self.has_load_in() && !self.dry || takes && (!is_spare || *spare > 0);
+        *spare -= usize::from(is_spare && *spare > 0);
         let offers = moves && !self.offered;
         self.offered |= offers;
         offers
@@ -53,11 +59,22 @@ impl Lane {
         self.blocked &= !self.has_load_out();
     }
 
-    /// Moves a part of the loads, each direction's. Whoever has been told of them calls this until there is
-    /// no more.
-    pub fn haul(&mut self) -> Hauled {
+    /// Moves a part of the loads, each direction's, less if somebody else wants the lane. Whoever has been
+    /// told of them calls this until there is no more.
+    pub fn haul(&mut self, is_wanted: &dyn Fn() -> bool) -> Hauled {
         let mut moved = false;
-        if self.has_load_out() {
+        // First what has come: of what is under way little is then out of the caches.
+        for _ in 0..READS {
+            if !self.haul_in() {
+                break;
+            }
+            moved = true;
+            if is_wanted() {
+                break;
+            }
+        }
+        // Words that wait for whoever has the lane go along.
+        if self.has_load_out() || !self.outgoing.is_empty() && self.can_haul() && !self.takes_nothing {
             match self.haul_out() {
                 Ok(count) => moved |= count > 0,
                 Err(error) if is_for_now(&error) => {}
@@ -67,20 +84,9 @@ impl Lane {
                 }
             }
         }
-        if self.has_load_in()
-            && let Some(incoming) = &mut self.incoming
-        {
-            let missing = incoming.frame.length as usize - incoming.filled;
-            match incoming.read_from(&mut *self.stream, missing.min(HAUL), &mut self.buffer) {
-                Ok(0) => self.shut(),
-                Ok(_) => (moved, self.drained) = (true, false),
-                Err(error) if is_for_now(&error) => {}
-                Err(error) => self.ended = Some(error),
-            }
-        }
-        let more = self.has_load_in() || self.has_load_out();
+        let more = self.has_load_in() || self.has_load_out() || self.awaits_piece();
         self.offered = more;
-        let tells = !self.has_load_in() && self.incoming.is_some()
+        let tells = !self.has_load_in() && (self.incoming.is_some() || self.start < self.end)
             || !self.finished.is_empty()
             || !self.outgoing.is_empty() && !self.takes_nothing && !self.has_load_out()
             || self.closed
@@ -89,7 +95,33 @@ impl Lane {
         Hauled { moved, tells, more }
     }
 
+    /// Reads a part of what comes in. Whether there was anything.
+    fn haul_in(&mut self) -> bool {
+        if self.has_load_in()
+            && let Some(incoming) = &mut self.incoming
+        {
+            let missing = incoming.frame.length as usize - incoming.filled;
+            match incoming.read_from(&mut *self.stream, missing.min(HAUL), &mut self.buffer) {
+                Ok(0) => self.shut(),
+                Ok(_) => self.drained = false,
+                Err(error) if is_for_now(&error) => return false,
+                Err(error) => {
+                    self.ended = Some(error);
+                    return false;
+                }
+            }
+            self.take_next();
+            return true;
+        }
+        self.take_next()
+    }
+
     fn haul_out(&mut self) -> io::Result<usize> {
+        if self.outgoing.is_empty()
+            && let Some(piece) = self.flows.as_ref().and_then(|flows| flows.outlet.take())
+        {
+            self.push_piece(piece);
+        }
         let Some(front) = self.outgoing.front_mut() else { return Ok(0) };
         let [header, payload] = front.rest();
         let parts = [IoSlice::new(header), IoSlice::new(&payload[..payload.len().min(HAUL)])];
@@ -99,14 +131,62 @@ impl Lane {
         self.blocked = false;
         front.written += count;
         if front.left() == 0
-            && let Some(Outgoing { ticket, piece, .. }) = self.outgoing.pop_front()
+            && let Some(gone) = self.outgoing.pop_front()
         {
-            match ticket {
-                Some(ticket) => self.finished.push((ticket, piece)),
-                None => self.owed -= 1,
-            }
+            self.owed -= usize::from(gone.ticket.is_none());
+            self.finished.extend(gone.tells());
         }
         Ok(count)
+    }
+
+    /// Whether the next piece of a message may come, whose others do.
+    fn awaits_piece(&self) -> bool {
+        self.flows.as_ref().is_some_and(|flows| !flows.intake.is_empty())
+            && self.can_haul()
+            && self.incoming.is_none()
+            && !self.untold
+            && self.start == self.end
+    }
+
+    /// Goes on to the next piece, if what has come is one that others of its message follow. What is not the
+    /// hauler's is left to [`Lane::read`]. Whether anything moved.
+    #[inline(never)]
+    fn take_next(&mut self) -> bool {
+        if let Some(incoming) = &mut self.incoming
+            && incoming.filled == incoming.frame.length as usize
+            && incoming.count() == Some(false)
+        {
+            // Who counts the last tells.
+            self.incoming = None;
+        }
+        if !self.awaits_piece() {
+            return false;
+        }
+        match self.fill() {
+            Ok(0) => self.shut(),
+            Ok(_) => self.drained = false,
+            Err(error) if is_for_now(&error) => return false,
+            Err(error) => {
+                self.ended = Some(error);
+                return false;
+            }
+        }
+        let piece = || {
+            let header = self.buffer[self.start..self.end].first_chunk::<FRAME_BYTES>()?;
+            let frame = Frame::decode(header).ok()?;
+            let inflow = self.flows.as_ref()?.intake.find(&frame.key)?;
+            Some((frame, inflow.begin(&frame)?, inflow))
+        };
+        if let Some((frame, into, inflow)) = piece() {
+            self.start += FRAME_BYTES;
+            self.begin_piece(frame, into, inflow);
+            if let Some(incoming) = &mut self.incoming {
+                let count = (frame.length as usize).min(self.end - self.start);
+                incoming.put(&self.buffer[self.start..self.start + count]);
+                self.start += count;
+            }
+        }
+        true
     }
 
     /// Whether what comes next is the payload of a frame, and a load. The last of it is hauled with the rest.
@@ -118,17 +198,20 @@ impl Lane {
                 incoming.frame.kind == FrameKind::Data && matches!(incoming.target, Target::User(_));
             is_piece && (missing >= LOAD || begun)
         };
-        self.hauled
+        self.flows.is_some()
             && self.can_haul()
             && self.start == self.end
             && self.incoming.as_ref().is_some_and(goes_on)
     }
 
     fn has_load_out(&self) -> bool {
-        self.hauled
-            && self.can_haul()
+        let Some(flows) = &self.flows else { return false };
+        self.can_haul()
             && !self.takes_nothing
-            && self.outgoing.front().is_some_and(|front| front.piece.is_some())
+            && match self.outgoing.front() {
+                Some(front) => front.piece.is_some(),
+                None => !flows.outlet.is_empty(),
+            }
     }
 
     pub(super) fn can_haul(&self) -> bool {
@@ -139,4 +222,118 @@ impl Lane {
 /// Whether an error says only that nothing moves now.
 fn is_for_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::{AsFd, BorrowedFd};
+    use std::os::unix::net::UnixStream;
+
+    use super::super::{Destination, Event};
+    use super::*;
+    use crate::engine::wire::{Class, Key};
+    use crate::reduce::DataType;
+    use crate::signature::{Kind, Signature};
+    use crate::transport::Stream;
+
+    struct Pipe(UnixStream);
+
+    impl Stream for Pipe {
+        fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+            self.0.write_vectored(parts)
+        }
+
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.0.read(into)
+        }
+
+        fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.0.as_fd())
+        }
+    }
+
+    const KEY: Key = Key { group: 7, tag: 3, sequence: 0, slot: 0, class: Class::PointToPoint };
+
+    fn frame(kind: FrameKind, key: Key, offset: usize, length: usize, total: usize) -> Frame {
+        let (dtype, count) = (DataType::U8, total as u64);
+        let signature =
+            Signature { kind: Kind::Send, dtype, operator: 0, algorithm: 0, root: 0, count, device: false };
+        let (offset, length) = (offset as u64, length as u32);
+        Frame { kind, key, signature, total: total as u64, offset, length, announced: 0 }
+    }
+
+    /// A lane whose loads are hauled, what it has them in, and the other end of its stream.
+    fn hauled() -> (Lane, Arc<Flows>, UnixStream) {
+        let (near, far) = UnixStream::pair().expect("a pair");
+        near.set_nonblocking(true).expect("it is a socket");
+        let (mut lane, flows) = (Lane::new(Box::new(Pipe(near))), Arc::new(Flows::default()));
+        lane.leave_loads(&flows);
+        (lane, flows, far)
+    }
+
+    #[test]
+    fn a_hauler_goes_on_from_piece_to_piece_and_tells_with_the_last() {
+        const LEN: usize = 3 * LOAD;
+        let (mut lane, flows, mut far) = hauled();
+        let mut memory = vec![0u8; LEN];
+        let into = Destination { address: memory.as_mut_ptr(), len: LEN };
+        let opened = flows.intake.open(KEY, into);
+        let bytes: Vec<u8> = (0..LEN).map(|at| (at ^ at >> 8) as u8).collect();
+        let piece = |number: usize| {
+            let at = number * LOAD;
+            let header = frame(FrameKind::Data, KEY, at, LOAD, LEN).encode();
+            [&header, &bytes[at..at + LOAD]].concat()
+        };
+        // Behind the last comes a word that is nobody's load.
+        let word = frame(FrameKind::Ready, Key { sequence: 1, ..KEY }, 0, 0, 8).encode();
+        let all = [piece(2), piece(0), piece(1), word.to_vec()].concat();
+        std::thread::scope(|scope| {
+            scope.spawn(|| far.write_all(&all).expect("it is read"));
+            let mut told = Vec::new();
+            while told.len() < 2 {
+                let hauled = lane.haul(&|| false);
+                if !hauled.tells {
+                    continue;
+                }
+                match lane.read().expect("frames") {
+                    Event::Complete(mut piece) => told.push((piece.frame.offset, piece.count())),
+                    Event::Frame(frame) => {
+                        told.push((u64::MAX, (frame.kind != FrameKind::Ready).then_some(false)))
+                    }
+                    _ => {}
+                }
+            }
+            // The hauler has counted the others.
+            assert_eq!(told, [(LOAD as u64, Some(true)), (u64::MAX, None)]);
+        });
+        assert!(memory == bytes, "other bytes");
+        drop(opened);
+    }
+
+    #[test]
+    fn a_payload_that_looks_like_a_piece_is_none() {
+        let (mut lane, flows, mut far) = hauled();
+        let mut memory = [1u8; 8];
+        let opened = flows.intake.open(KEY, Destination { address: memory.as_mut_ptr(), len: 8 });
+        let forged = [&frame(FrameKind::Data, KEY, 0, 8, 8).encode()[..], &[9; 8]].concat();
+        let other = Key { sequence: 1, ..KEY };
+        let header = frame(FrameKind::Eager, other, 0, forged.len(), forged.len()).encode();
+        far.write_all(&header).expect("there is room");
+        let Event::Frame(told) = lane.read().expect("a frame") else { panic!("not told") };
+        // Whoever was told has yet to say where its payload goes.
+        far.write_all(&forged).expect("there is room");
+        let hauled = lane.haul(&|| false);
+        assert!(!hauled.moved && !hauled.more);
+        let mut payload = vec![0u8; forged.len()];
+        let into = Destination { address: payload.as_mut_ptr(), len: payload.len() };
+        lane.begin(told, Target::User(into));
+        // Once it says that all had been read that was there.
+        let came = std::iter::repeat_with(|| lane.read().expect("its payload"));
+        let mut came = came.skip_while(|event| matches!(event, Event::Idle));
+        assert!(matches!(came.next(), Some(Event::Complete(_))));
+        drop(came);
+        assert!(payload == forged && memory == [1; 8]);
+        drop(opened);
+    }
 }

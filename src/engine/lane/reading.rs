@@ -1,8 +1,9 @@
 //! What comes in on a lane.
 
 use std::io;
+use std::sync::Arc;
 
-use super::{Destination, Lane, broke};
+use super::{Destination, Inflow, Lane, broke};
 use crate::engine::shelf::Shelved;
 use crate::engine::wire::{FRAME_BYTES, Frame};
 use crate::error::{Error, Result};
@@ -26,6 +27,10 @@ pub struct Incoming {
     pub target: Target,
     /// Bytes that have come.
     pub filled: usize,
+    /// The message that it is a piece of, where its pieces are counted by who reads them.
+    pub(super) inflow: Option<Arc<Inflow>>,
+    /// Whether it was the last of them, if it has been counted.
+    pub(super) last: Option<bool>,
 }
 
 /// What reading a lane came upon.
@@ -111,6 +116,7 @@ impl Lane {
             } else if let Some(header) = self.buffer[self.start..self.end].first_chunk::<FRAME_BYTES>() {
                 let frame = Frame::decode(header)?;
                 self.start += FRAME_BYTES;
+                self.untold = frame.length > 0;
                 return Ok(Event::Frame(frame));
             }
             if std::mem::take(&mut self.drained) {
@@ -131,8 +137,16 @@ impl Lane {
         if self.reads_ahead {
             self.ahead = if frame.length as usize >= LARGE { READ_BEFORE_LARGE } else { READ_AHEAD };
         }
-        self.dry = false;
-        self.incoming = Some(Incoming { frame, target, filled: 0 });
+        (self.dry, self.untold) = (false, false);
+        self.incoming = Some(Incoming { frame, target, filled: 0, inflow: None, last: None });
+    }
+
+    /// The same for a piece of `inflow`, which is its message.
+    pub fn begin_piece(&mut self, frame: Frame, into: Destination, inflow: Arc<Inflow>) {
+        self.begin(frame, Target::User(into));
+        if let Some(incoming) = &mut self.incoming {
+            incoming.inflow = Some(inflow);
+        }
     }
 
     /// As [`Lane::cancel`], for the message that is coming in with this key.
@@ -142,10 +156,11 @@ impl Lane {
             && matches!(incoming.target, Target::User(_))
         {
             incoming.target = Target::Discard;
+            incoming.inflow = None;
         }
     }
 
-    fn fill(&mut self) -> io::Result<usize> {
+    pub(super) fn fill(&mut self) -> io::Result<usize> {
         if self.start == self.end {
             self.start = 0;
             self.end = 0;
@@ -174,7 +189,14 @@ impl Lane {
 }
 
 impl Incoming {
-    fn put(&mut self, bytes: &[u8]) {
+    /// Counts a piece that is here, once. Whether its message is, whole; `None`: it is counted elsewhere.
+    pub fn count(&mut self) -> Option<bool> {
+        let inflow = self.inflow.as_ref()?;
+        let length = self.frame.length as usize;
+        Some(*self.last.get_or_insert_with(|| inflow.add(length)))
+    }
+
+    pub(super) fn put(&mut self, bytes: &[u8]) {
         match &mut self.target {
             Target::User(to) => {
                 debug_assert!(self.filled + bytes.len() <= to.len);

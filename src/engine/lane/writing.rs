@@ -1,8 +1,9 @@
 //! What goes out on a lane.
 
 use std::io::{self, IoSlice};
+use std::sync::atomic::Ordering;
 
-use super::{Lane, Source, Ticket};
+use super::{Lane, Piece, Source, Ticket};
 use crate::engine::wire::{FRAME_BYTES, Frame, Key};
 
 /// A frame on its way out.
@@ -14,7 +15,7 @@ pub(super) struct Outgoing {
     /// Told when the payload has been written whole.
     pub(super) ticket: Option<Ticket>,
     /// Set when the payload is one piece of a larger message.
-    pub(super) piece: Option<Key>,
+    pub(super) piece: Option<Piece>,
 }
 
 impl Outgoing {
@@ -22,6 +23,14 @@ impl Outgoing {
     pub(super) fn rest(&self) -> [&[u8]; 2] {
         let payload = self.payload.bytes();
         [&self.header[self.written.min(FRAME_BYTES)..], &payload[self.written.saturating_sub(FRAME_BYTES)..]]
+    }
+
+    /// It has gone whole. Who is told now: of pieces when the last of their message has gone, with its key.
+    pub(super) fn tells(self) -> Option<(Ticket, Option<Key>)> {
+        let ticket = self.ticket?;
+        let Some(Piece { key, left }) = self.piece else { return Some((ticket, None)) };
+        // Whoever tells of the last has seen the others.
+        (left.fetch_sub(1, Ordering::AcqRel) == 1).then_some((ticket, Some(key)))
     }
 
     /// Bytes that have not been written.
@@ -92,10 +101,10 @@ impl Lane {
     }
 
     /// Queues one piece of a large message.
-    pub fn push_piece(&mut self, frame: &Frame, payload: Source, ticket: Ticket) {
-        self.push(frame, payload, Some(ticket));
+    pub fn push_piece(&mut self, (frame, payload, ticket, piece): (Frame, Source, Ticket, Piece)) {
+        self.push(&frame, payload, Some(ticket));
         if let Some(last) = self.outgoing.back_mut() {
-            last.piece = Some(frame.key);
+            last.piece = Some(piece);
         }
     }
 
@@ -104,8 +113,8 @@ impl Lane {
         self.push(frame, Source { address: std::ptr::null(), len: 0 }, None);
     }
 
-    /// Writes what fits; `done` is called for each payload that has gone whole, with the key of its message
-    /// when it was a piece. Whether anything was written. An error is told once: nothing is written from
+    /// Writes what fits; `done` is called for each payload that has gone whole, of pieces for the last of a
+    /// message, with its key. Whether anything was written. An error is told once: nothing is written from
     /// there on, but what has come is read.
     pub fn flush(&mut self, mut done: impl FnMut(Ticket, Option<Key>)) -> io::Result<bool> {
         let mut moved = false;
@@ -119,7 +128,7 @@ impl Lane {
         if self.takes_nothing {
             return Ok(moved);
         }
-        let leaves = self.hauled && self.can_haul();
+        let leaves = self.flows.is_some() && self.can_haul();
         while self.outgoing.front().is_some_and(|front| !leaves || front.piece.is_none()) {
             let mut parts = [IoSlice::new(&[]); 2 * GATHERED];
             let mut used = 0;
@@ -142,11 +151,9 @@ impl Lane {
                             break;
                         }
                         count -= left;
-                        let (ticket, piece) = (front.ticket, front.piece);
-                        self.outgoing.pop_front();
-                        match ticket {
-                            Some(ticket) => done(ticket, piece),
-                            None => self.owed -= 1,
+                        self.owed -= usize::from(front.ticket.is_none());
+                        if let Some((ticket, piece)) = self.outgoing.pop_front().and_then(Outgoing::tells) {
+                            done(ticket, piece);
                         }
                     }
                 }
@@ -173,7 +180,7 @@ impl Lane {
         let mut begun = 0;
         let mut stays = |out: &mut Outgoing| {
             if out.written == 0 {
-                drop(out.piece);
+                drop(out.piece.as_ref().map(|piece| piece.key));
                 return false;
             }
             begun += 1;

@@ -9,7 +9,7 @@ use super::{Messages, kept};
 use crate::engine::lane::{Incoming, Target};
 use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result, Status, fail};
 
 /// How long what a peer sends stays unread when there is no memory for it.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
@@ -49,15 +49,27 @@ impl Messages {
             FrameKind::Decline => self.declined(peer, frame),
             FrameKind::Withdraw => self.withdrawn(peer, frame.key),
             FrameKind::Data => {
+                let mut reading = self.peers[peer as usize].lanes[lane].lock();
                 let target = match self.receiving.get_mut(&(peer, frame.key)) {
                     Some(Receiving::Posted(posted)) if posted.into.len as u64 == frame.total => {
+                        if let Some(inflow) = posted.inflow() {
+                            let Some(into) = inflow.begin(&frame) else {
+                                fail!(
+                                    Internal,
+                                    "more came of a message than the {} bytes it has",
+                                    frame.total
+                                );
+                            };
+                            reading.begin_piece(frame, into, inflow.clone());
+                            return Ok(());
+                        }
                         posted.take(frame.length)?;
                         // SAFETY: the frame's end is at most its total, which is the length of the buffer.
                         Target::User(unsafe { posted.into.part(frame.offset as usize, frame.length) })
                     }
                     _ => Target::Discard,
                 };
-                self.peers[peer as usize].lanes[lane].lock().begin(frame, target);
+                reading.begin(frame, target);
             }
             FrameKind::Eager | FrameKind::Request => return self.message(peer, lane, frame),
         }
@@ -67,7 +79,7 @@ impl Messages {
     /// Whether pieces of a message are on their way to `peer`, which has said that it is ready. It says no
     /// more of it: who pulls a message or refuses it has not said so, and who gives up says nothing.
     fn streams(&self, peer: u32, key: &Key) -> bool {
-        matches!(self.sending.get(&(peer, *key)), Some(Sending::Posted { pieces: 1.., .. }))
+        matches!(self.sending.get(&(peer, *key)), Some(Sending::Posted { pieces: Some(_), .. }))
     }
 
     fn is_pulled(&self, peer: u32, key: &Key) -> bool {
@@ -205,8 +217,9 @@ impl Messages {
         self.flush(peer);
     }
 
-    pub(super) fn completed(&mut self, peer: u32, incoming: Incoming) {
+    pub(super) fn completed(&mut self, peer: u32, mut incoming: Incoming) {
         let key = (peer, incoming.frame.key);
+        let whole = incoming.count();
         match incoming.target {
             Target::Discard => {}
             Target::Kept(shelved) => match self.receiving.remove(&key) {
@@ -232,7 +245,7 @@ impl Messages {
                     self.receiving.get_mut(&key)
                 {
                     posted.received += incoming.frame.length as usize;
-                    if posted.received == posted.into.len {
+                    if whole.unwrap_or(posted.received == posted.into.len) {
                         let (ticket, len) = (posted.ticket, posted.into.len);
                         self.receiving.remove(&key);
                         self.peers[peer as usize].received(len);

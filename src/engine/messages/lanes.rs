@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use super::Messages;
 use super::peer::{Peer, PeerState};
-use super::transfer::Sending;
 use crate::engine::lane::{self, Event, Watch};
 use crate::engine::wire::Frame;
 use crate::transport::bell::Bell;
@@ -99,7 +98,7 @@ impl Messages {
             let track = &self.peers[peer as usize].lanes[lane];
             let Some(mut reading) = track.try_lock() else { return moved };
             let event = reading.read();
-            if matches!(event, Ok(Event::Load)) && reading.offers() {
+            if matches!(event, Ok(Event::Load)) && reading.offers(&mut 1) {
                 self.loads.push(track.clone());
             }
             drop(reading);
@@ -159,7 +158,8 @@ impl Messages {
         let mut broken = None;
         let slot = &mut self.peers[peer as usize];
         let lanes = slot.in_use().len();
-        let mut left = false;
+        let mut spare = slot.flows.outlet.pieces();
+        let mut left = spare > 0;
         for track in &slot.lanes[..lanes] {
             let Some(mut lane) = track.try_lock() else {
                 left = true;
@@ -167,14 +167,9 @@ impl Messages {
             };
             let result = lane.flush(|ticket, piece| {
                 if let Some(key) = piece {
-                    let Some(Sending::Posted { pieces, .. }) = self.sending.get_mut(&(peer, key)) else {
-                        return;
-                    };
-                    *pieces -= 1;
-                    if *pieces > 0 {
+                    if self.sending.remove(&(peer, key)).is_none() {
                         return;
                     }
-                    self.sending.remove(&(peer, key));
                     slot.expected -= 1;
                 }
                 self.mailboxes[ticket.mailbox as usize].tell(ticket.step, &self.wakes);
@@ -183,7 +178,7 @@ impl Messages {
                 Ok(progress) => moved |= progress,
                 Err(error) => broken = Some(lane::broke(&error)),
             }
-            if lane.offers() {
+            if lane.offers(&mut spare) {
                 self.loads.push(track.clone());
             }
             left |= lane.backlog() > 0;

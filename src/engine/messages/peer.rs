@@ -6,7 +6,7 @@ use super::failure::{Failure, left};
 use super::transfer::Receiving;
 use super::{EAGER_SHM_BYTES, EAGER_TCP_BYTES, Messages};
 use crate::engine::hauling::Track;
-use crate::engine::lane::{Lane, Source, Ticket};
+use crate::engine::lane::{Flows, Lane, Source, Ticket};
 use crate::engine::wire::Frame;
 use crate::error::Error;
 use crate::transport::memory::PeerMemory;
@@ -16,6 +16,8 @@ use crate::transport::{Link, LinkKind};
 pub(super) struct Peer {
     pub(super) state: PeerState,
     pub(super) lanes: Vec<Arc<Track>>,
+    /// The messages whose pieces haulers move.
+    pub(super) flows: Arc<Flows>,
     pub(super) kind: Option<LinkKind>,
     pub(super) memory: Option<Arc<PeerMemory>>,
     /// Sends that wait for the link.
@@ -73,7 +75,8 @@ impl Peer {
 
     /// Whether anything waits to go out, or somebody hauls.
     pub(super) fn has_backlog(&self) -> bool {
-        self.in_use().iter().any(|lane| lane.try_lock().is_none_or(|lane| lane.backlog() > 0))
+        let waits = |lane: &Arc<Track>| lane.try_lock().is_none_or(|lane| lane.backlog() > 0);
+        !self.flows.outlet.is_empty() || self.in_use().iter().any(waits)
     }
 
     /// Why nothing more comes from it, which is rank `peer`, if that is so.
@@ -108,13 +111,13 @@ impl Messages {
         slot.state = PeerState::Open;
         slot.kind = Some(link.kind);
         slot.memory = link.memory;
-        let hauls = self.hauls;
+        let (hauls, flows) = (self.hauls, slot.flows.clone());
         let track = |(index, stream)| {
             let mut lane = Lane::new(stream);
             if hauls {
-                lane.leave_loads();
+                lane.leave_loads(&flows);
             }
-            Track::new(peer, index, lane)
+            Track::new(peer, index, lane, flows.clone())
         };
         slot.lanes = link.streams.into_iter().enumerate().map(track).collect();
         self.open.push(peer);
@@ -127,9 +130,12 @@ impl Messages {
         if !pulls {
             let posted: Vec<Frame> = self
                 .receiving
-                .iter()
+                .iter_mut()
                 .filter_map(|((from, key), entry)| match entry {
                     Receiving::Posted(posted) if *from == peer && posted.announces(key) => {
+                        if hauls {
+                            posted.open(&flows.intake, *key);
+                        }
                         Some(posted.ready(*key))
                     }
                     _ => None,
@@ -208,6 +214,11 @@ impl Messages {
 
     pub(super) fn pulls(&self, peer: u32) -> bool {
         self.peers[peer as usize].kind == Some(LinkKind::Shm)
+    }
+
+    /// Whether several threads move what goes to this peer and comes from it.
+    pub(super) fn hauls_to(&self, peer: u32) -> bool {
+        self.hauls && !self.pulls(peer)
     }
 
     /// Links over TCP.

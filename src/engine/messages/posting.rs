@@ -61,7 +61,7 @@ impl Messages {
         let announced = if announces { slot.lanes[0].lock().announce() } else { 0 };
         let early = self.sending.insert(
             (peer, frame.key),
-            Sending::Posted { from, signature: frame.signature, ticket, pieces: 0, announced },
+            Sending::Posted { from, signature: frame.signature, ticket, pieces: None, announced },
         );
         if let Some(Sending::Ready(ready)) = early {
             self.peer_is_ready(peer, ready);
@@ -134,7 +134,7 @@ impl Messages {
         self.pairs.wait((group, tag), Waiting { from, place, ticket, receive });
     }
 
-    pub(super) fn post(&mut self, peer: u32, key: Key, posted: Posted) {
+    pub(super) fn post(&mut self, peer: u32, key: Key, mut posted: Posted) {
         let len = posted.into.len;
         let ticket = posted.ticket;
         if let Some(entry) = self.receiving.get_mut(&(peer, key)) {
@@ -184,11 +184,14 @@ impl Messages {
         if !self.can_come(peer, ticket) {
             return;
         }
-        let announces = posted.announces(&key);
+        let tells = posted.announces(&key) && self.linked(peer) && !self.pulls(peer);
         let ready = posted.ready(key);
+        if tells && self.hauls_to(peer) {
+            posted.open(&self.peers[peer as usize].flows.intake, key);
+        }
         self.receiving.insert((peer, key), Receiving::Posted(posted));
         self.peers[peer as usize].receives(len);
-        if announces && self.linked(peer) && !self.pulls(peer) {
+        if tells {
             self.control(peer, &ready);
             self.note_unwritten(peer);
         }

@@ -45,13 +45,16 @@ pub(super) fn leave(pulled: &mut [Pulled], receiving: &Receivings) -> Vec<u32> {
 impl Messages {
     /// A large message is announced and its buffer is posted: pull it, or ask for it.
     pub(super) fn accept(&mut self, peer: u32, frame: Frame) {
-        let key = (peer, frame.key);
-        let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
+        let (key, hauls) = ((peer, frame.key), self.hauls_to(peer));
+        let Some(Receiving::Posted(posted)) = self.receiving.get_mut(&key) else { return };
         // Also in our own process the kernel reads: the sender may give up and unmap its bytes at any time.
         let can_read = self.peers[peer as usize].memory.as_ref().is_some_and(|memory| memory.can_read);
         if !can_read || frame.announced == 0 {
             if !posted.announces(&frame.key) || self.peers[peer as usize].kind == Some(LinkKind::Shm) {
                 let ready = posted.ready(frame.key);
+                if hauls {
+                    posted.open(&self.peers[peer as usize].flows.intake, frame.key);
+                }
                 self.control(peer, &ready);
                 self.flush(peer);
             }

@@ -3,14 +3,16 @@
 use super::Messages;
 use super::failure::check;
 use super::transfer::Sending;
-use crate::engine::lane::{Source, Ticket};
-use crate::engine::wire::{Class, Frame, FrameKind, Key};
+use crate::engine::lane::{Outflow, Source, Ticket};
+use crate::engine::wire::{Class, Frame, Key};
 use crate::signature::Signature;
 
 /// A large message is cut into pieces of this many bytes, dealt out over the lanes of the link.
 const PIECE_BYTES: usize = 512 * 1024;
-/// Where several threads move them, into smaller ones if that makes one for each lane, down to this.
-const HAULED_BYTES: usize = 128 * 1024;
+/// Where several threads move them, which take one after the other, into smaller ones, down to this if that
+/// makes one for each lane.
+const HAULED_MOST: usize = 256 * 1024;
+const HAULED_LEAST: usize = 128 * 1024;
 /// Pieces begin at multiples of this.
 const GRAIN: usize = 4096;
 
@@ -40,27 +42,23 @@ impl Messages {
     }
 
     fn stream_out(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
+        let hauls = self.hauls_to(peer);
         let slot = &mut self.peers[peer as usize];
         let lanes = slot.lanes.len();
-        let least = if self.hauls { HAULED_BYTES } else { PIECE_BYTES };
-        let bytes = from.len.div_ceil(lanes).next_multiple_of(GRAIN).clamp(least, PIECE_BYTES);
-        let pieces = from.len.div_ceil(bytes);
-        slot.strews |= pieces > 1;
-        for piece in 0..pieces {
-            let offset = piece * bytes;
-            let length = bytes.min(from.len - offset);
-            let frame = Frame {
-                kind: FrameKind::Data,
-                key,
-                signature,
-                total: from.len as u64,
-                offset: offset as u64,
-                length: length as u32,
-                announced: 0,
-            };
-            // SAFETY: `offset` is inside the source.
-            let part = Source { address: unsafe { from.address.add(offset) }, len: length };
-            slot.lanes[piece % lanes].lock().push_piece(&frame, part, ticket);
+        let (least, most) = if hauls { (HAULED_LEAST, HAULED_MOST) } else { (PIECE_BYTES, PIECE_BYTES) };
+        let bytes = from.len.div_ceil(lanes).next_multiple_of(GRAIN).clamp(least, most);
+        let mut outflow = Outflow::new(key, signature, from, ticket, bytes);
+        let is_several = from.len > bytes;
+        slot.strews |= is_several;
+        let pieces = Some(outflow.left().clone());
+        // For one alone nobody else is to wake.
+        if hauls && is_several {
+            slot.flows.outlet.post(outflow);
+        } else {
+            for lane in slot.lanes.iter().cycle() {
+                let Some(piece) = outflow.take() else { break };
+                lane.lock().push_piece(piece);
+            }
         }
         self.sending.insert((peer, key), Sending::Posted { from, signature, ticket, pieces, announced: 0 });
     }

@@ -1,8 +1,11 @@
 //! What is kept of a transfer until it has ended.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
 use super::EAGER_TCP_BYTES;
 use super::failure::{Mismatch, check};
-use crate::engine::lane::{Destination, Source, Ticket};
+use crate::engine::lane::{Destination, Inflow, Intake, Opened, Source, Ticket};
 use crate::engine::pairs::From;
 use crate::engine::shelf::Shelved;
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
@@ -21,6 +24,8 @@ pub(super) struct Posted {
     pub(super) into: Destination,
     pub(super) signature: Signature,
     pub(super) ticket: Ticket,
+    /// Set when pieces of it come over several lanes: then these are counted there.
+    inflow: Option<Opened>,
     /// Bytes that have begun to come,
     begun: usize,
     /// and that are here.
@@ -43,7 +48,8 @@ pub(super) enum Sending {
         from: Source,
         signature: Signature,
         ticket: Ticket,
-        pieces: usize,
+        /// Its pieces that have not gone whole, once the receiver is ready for them.
+        pieces: Option<Arc<AtomicUsize>>,
         /// [`Frame::announced`]; 0 when it is not any more.
         announced: u32,
     },
@@ -79,7 +85,7 @@ impl Posted {
         ticket: Ticket,
         call: Option<(From, u64)>,
     ) -> Posted {
-        Posted { into, signature, ticket, begun: 0, received: 0, call }
+        Posted { into, signature, ticket, inflow: None, begun: 0, received: 0, call }
     }
 
     /// So many bytes begin to come; an error if they are more than there were to be. So all that has begun is
@@ -94,7 +100,17 @@ impl Posted {
     }
 
     pub(super) fn has_begun(&self) -> bool {
-        self.begun > 0
+        self.begun > 0 || self.inflow.as_ref().is_some_and(|opened| opened.inflow().has_begun())
+    }
+
+    /// Its pieces may come now, over several lanes: haulers find it by `key`.
+    pub(super) fn open(&mut self, intake: &Arc<Intake>, key: Key) {
+        self.inflow.get_or_insert_with(|| intake.open(key, self.into));
+    }
+
+    /// What comes of it over several lanes.
+    pub(super) fn inflow(&self) -> Option<&Arc<Inflow>> {
+        self.inflow.as_ref().map(Opened::inflow)
     }
 
     pub(super) fn check(&self, peer: u32, key: Key, theirs: Signature, total: u64) -> Option<Mismatch> {
@@ -142,7 +158,7 @@ impl Destination {
     ///
     /// # Safety
     /// They are inside the destination.
-    pub(super) unsafe fn part(self, offset: usize, length: u32) -> Destination {
+    pub(in crate::engine) unsafe fn part(self, offset: usize, length: u32) -> Destination {
         debug_assert!(offset + length as usize <= self.len);
         // SAFETY: inside the same buffer, as the caller promised.
         Destination { address: unsafe { self.address.add(offset) }, len: length as usize }

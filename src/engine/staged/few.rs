@@ -23,6 +23,11 @@ impl<T> Few<T> {
         self.first.is_none()
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
+    }
+
     /// One more, behind the others.
     pub(super) fn push(&mut self, one: T) {
         match &self.first {
@@ -34,6 +39,11 @@ impl<T> Few<T> {
     /// The first of them.
     pub(super) fn pop(&mut self) -> Option<T> {
         std::mem::replace(&mut self.first, self.others.pop_front())
+    }
+
+    /// The first of them, to change it.
+    pub(super) fn first_mut(&mut self) -> Option<&mut T> {
+        self.first.as_mut()
     }
 
     /// The one behind so many others.
@@ -87,7 +97,7 @@ mod tests {
                 (0..=round).map(Some).chain([None]).collect::<Vec<_>>()
             });
             few[round] += 10;
-            assert_eq!(few[round], round + 10);
+            assert_eq!((few[round], few.len()), (round + 10, round + 1));
             assert_eq!(few.pop(), Some(if round == 0 { 10 } else { 0 }));
             few.push(7);
             let all: Vec<usize> = few.take_all().collect();

@@ -125,6 +125,8 @@ pub struct Job {
     pub element: usize,
     /// How it is cut.
     pub cut: Cut,
+    /// How many pieces behind the first are exchanged at once.
+    pub abreast: u32,
     /// What happens on the host.
     pub exchange: Exchange,
 }

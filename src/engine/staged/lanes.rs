@@ -15,7 +15,8 @@ impl Staged {
     /// what earlier calls have done with. Others find there what they can use when they come to it. May wait
     /// for the driver: not with a lock held.
     pub fn provided(mut self, first: bool, streams_wait: &dyn Fn() -> bool) -> Result<Staged> {
-        self.provide(if first { LANES } else { 1 }, streams_wait)?;
+        let lanes = if first { self.most_lanes() } else { 1 };
+        self.provide(lanes, streams_wait)?;
         Ok(self)
     }
 
@@ -40,6 +41,11 @@ impl Staged {
     /// Nothing of it is to be staged after all.
     pub(super) fn waive(&mut self) {
         resources::give_back(self.lanes());
+    }
+
+    /// Lanes that it can use: behind those pieces that are exchanged at once, one is loaded and one stored.
+    pub(super) fn most_lanes(&self) -> u32 {
+        LANES - 1 + self.job.abreast
     }
 
     pub(super) fn lane_bytes(&self) -> usize {
@@ -77,7 +83,7 @@ impl Staged {
             return Ok(false);
         }
         if !self.job.unstaged {
-            let full = self.issued - self.stored >= LANES;
+            let full = self.issued - self.stored >= self.most_lanes();
             let lane = if full { None } else { self.next_lane()? };
             let room = match lane {
                 Some(lane) => Some(Room::Lane(lane)),
@@ -98,7 +104,7 @@ impl Staged {
     /// Whether the next piece is kept however much is: a message that comes before the stream, all of it. Who
     /// has sent it may wait for that before it sends what this stream waits for.
     fn keeps(&mut self) -> Result<bool> {
-        Ok(self.begun && self.exchanged == self.issued && !self.has_entered()?)
+        Ok(self.begun && self.issued - self.exchanged < self.abreast() && !self.has_entered()?)
     }
 
     /// Where a piece is, its input and its output in it.
@@ -132,7 +138,7 @@ impl Staged {
         if !self.is_kept(index) {
             return Ok(true);
         }
-        let busy = index - self.stored >= LANES;
+        let busy = index - self.stored >= self.most_lanes();
         let lane = if busy { None } else { self.next_lane()? };
         let lane = match lane {
             None if index == self.stored => self.spare_lane()?,

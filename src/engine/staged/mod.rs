@@ -2,8 +2,9 @@
 //!
 //! A call is cut into pieces ([`cut`]). Each is loaded from the device into pinned memory, exchanged there by
 //! the operation that a call on host memory would be, and stored from pinned memory to the device. The next
-//! pieces are loaded and the last ones stored meanwhile: up to [`LANES`] pieces are under way. Calls that no
-//! cut of all ranks fits, since their lists may differ from rank to rank, go message by message ([`lists`]).
+//! pieces are loaded and the last ones stored meanwhile: up to [`LANES`] pieces are under way. Of a message
+//! several are exchanged at once, behind the first, and so many more are under way. Calls that no cut of all
+//! ranks fits, since their lists may differ from rank to rank, go message by message ([`lists`]).
 //!
 //! A call on a stream has a courier there ([`crate::cuda::courier`]), which loads and stores as the host
 //! orders and is dismissed behind the last order. The host asks the driver for nothing meanwhile
@@ -73,6 +74,9 @@ pub const PIECE_BYTES: usize = 4 * 1024 * 1024;
 /// Pieces under way: one is loaded, one exchanged, one stored.
 const LANES: u32 = 3;
 
+/// Pieces of a message that are exchanged at once: each is asked for and answered before its bytes go.
+pub const MESSAGE_ABREAST: u32 = 3;
+
 /// One call under way.
 pub struct Staged {
     job: Job,
@@ -83,12 +87,13 @@ pub struct Staged {
     busy: Few<Room>,
     /// Lanes that no piece is in.
     free: Few<PinnedLane>,
-    current: Option<Box<dyn Operation>>,
+    /// What is exchanged: the pieces from `exchanged` on.
+    current: Few<Box<dyn Operation>>,
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
     begun: bool,
-    // stored <= delivered <= exchanged <= issued <= stored + LANES, or more where pieces are kept: `busy`
-    // begins with piece `stored`.
+    // stored <= delivered <= exchanged <= issued <= stored + most_lanes, or more where pieces are kept:
+    // `busy` begins with piece `stored`.
     /// Pieces whose load has been issued,
     issued: u32,
     /// that have been exchanged,
@@ -118,7 +123,7 @@ impl Staged {
             carrier: None,
             busy: Few::new(),
             free: Few::new(),
-            current: None,
+            current: Few::new(),
             entered: false,
             begun: false,
             issued: 0,
@@ -386,6 +391,11 @@ impl Staged {
         self.job.unstaged || self.job.input.shape.bytes == 0 && self.job.output.shape.bytes == 0
     }
 
+    /// Pieces that may be exchanged at once: the first of a message goes by itself.
+    fn abreast(&self) -> u32 {
+        if self.exchanged == 0 { 1 } else { self.job.abreast }
+    }
+
     /// Moves on as far as it can. Whether the call has ended.
     fn step(&mut self, group: &Group) -> Result<bool> {
         if self.carrier.is_none() {
@@ -413,10 +423,10 @@ impl Staged {
             if self.exchanged == pieces {
                 return Ok(self.stored == pieces);
             }
-            if self.current.is_none() {
-                let next = self.exchanged;
+            while self.current.len() < self.abreast() as usize {
+                let next = self.exchanged + self.current.len() as u32;
                 if next == self.issued || !self.is_loaded(next)? {
-                    return Ok(false);
+                    break;
                 }
                 if let Some(both) = self.own_result()
                     && !self.is_kept(next)
@@ -425,15 +435,18 @@ impl Staged {
                 }
                 let turn = self.turn()?.at_piece(next);
                 let (input, output) = self.sides(next);
-                self.current =
-                    Some((self.job.exchange)(group, &turn, self.job.cut.piece(next), input, output)?);
+                self.current.push((self.job.exchange)(
+                    group,
+                    &turn,
+                    self.job.cut.piece(next),
+                    input,
+                    output,
+                )?);
             }
-            match self.current.as_mut().map(|operation| operation.advance(group)) {
+            match self.current.first_mut().map(|operation| operation.advance(group)) {
                 Some(Poll::Ready(result)) => {
-                    if result.is_ok() {
-                        self.current = None;
-                    }
                     self.completion = result?;
+                    self.current.pop();
                     self.exchanged += 1;
                 }
                 _ => return Ok(false),
@@ -467,9 +480,7 @@ impl Operation for Staged {
     }
 
     fn abandon(&mut self, group: &Group) {
-        if let Some(mut operation) = self.current.take() {
-            operation.abandon(group);
-        }
+        self.current.take_all().for_each(|mut operation| operation.abandon(group));
         let (carrier, lanes) = (self.carrier.take(), self.lanes());
         match carrier {
             Some(carrier) => carrier.leave(&mut self.job.order, lanes, self.released),
@@ -482,15 +493,19 @@ impl Operation for Staged {
 
     /// A send whose last piece goes all the same is complete.
     fn cancel(&mut self, group: &Group) -> Option<Completion> {
-        let is_last = self.exchanged + 1 == self.job.cut.pieces() && self.job.output.shape.bytes == 0;
-        let current = if is_last { self.current.take() } else { None };
-        let completion = current.and_then(|mut operation| operation.cancel(group));
+        let begun = self.exchanged + self.current.len() as u32;
+        let is_last = begun == self.job.cut.pieces() && self.job.output.shape.bytes == 0;
+        let completion = match self.current.first_mut() {
+            // It speaks for the others.
+            Some(operation) if is_last => operation.cancel(group),
+            _ => None,
+        };
         self.abandon(group);
         completion
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
-        self.current.as_ref().map_or_else(Vec::new, |operation| operation.waits_for(group))
+        self.current.get(0).map_or_else(Vec::new, |operation| operation.waits_for(group))
     }
 
     /// A courier loads when its stream comes, whoever has the turn by then. What it needs no other lane for
@@ -509,7 +524,7 @@ impl Operation for Staged {
     }
 
     fn is_at_work(&self) -> bool {
-        self.current.as_ref().is_some_and(|operation| operation.is_at_work())
+        self.current.get(0).is_some_and(|operation| operation.is_at_work())
     }
 
     fn through(&self) -> Through {

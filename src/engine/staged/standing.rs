@@ -16,7 +16,7 @@ impl Staged {
         let (device, stream) = (self.job.order.device, self.job.order.stream());
         let pieces = self.job.cut.pieces();
         let late = self.job.order.entry.courier().is_some_and(|courier| !courier.has_come());
-        let needs_it = self.current.is_none() && self.exchanged < self.issued;
+        let needs_it = self.current.is_empty() && self.exchanged < self.issued;
         if self.carrier.is_none() || late && needs_it {
             return format!("{stream} has not come to the call");
         }
@@ -29,7 +29,7 @@ impl Staged {
             };
         }
         let next = self.exchanged + 1;
-        match &self.current {
+        match self.current.get(0) {
             Some(_) => format!("piece {next} of {pieces} waits for other ranks"),
             None if self.exchanged < self.issued => {
                 format!("the copy of piece {next} of {pieces} from GPU {device} has not ended")

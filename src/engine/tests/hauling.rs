@@ -17,10 +17,7 @@ fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = lock(&ALONE);
     // Those of the test before may be about to end.
-    let end = Deadline::after(LOST);
-    while !helpers().is_empty() && !end.expired() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    count_helpers(0);
     alone
 }
 
@@ -42,6 +39,15 @@ fn helpers() -> Vec<u64> {
         Some(fields[11].parse::<u64>().ok()? + fields[12].parse::<u64>().ok()?)
     };
     tasks.filter_map(stat).filter_map(of_helper).collect()
+}
+
+/// How many helpers there are, as soon as it is so many: they have their name when they run.
+fn count_helpers(expected: usize) -> usize {
+    let end = Deadline::after(LOST);
+    while helpers().len() != expected && !end.expired() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    helpers().len()
 }
 
 fn pattern(len: usize, salt: usize) -> Vec<u8> {
@@ -73,7 +79,7 @@ fn long_messages_both_ways_come_whole_by_several_threads() {
         all.iter().for_each(|running| end_in_time(running));
         assert!(came.iter().all(|came| *came == sources), "other bytes");
     }
-    assert_eq!(helpers().len(), 2 * (THREADS - 1));
+    assert_eq!(count_helpers(2 * (THREADS - 1)), 2 * (THREADS - 1));
 }
 
 #[test]
@@ -119,12 +125,14 @@ fn helpers_sleep_while_a_message_is_stuck_and_go_on_when_it_is_not() {
         while helpers().len() < 2 * (THREADS - 1) && !begun.expired() {
             std::thread::yield_now();
         }
-        // Nobody of rank 1 learns where the next piece goes.
-        let stuck = groups[1].endpoint().messages();
+        // Nobody of rank 1 reads.
+        let lanes = groups[1].endpoint().messages().lanes(0);
+        let stuck: Vec<_> = lanes.iter().map(|lane| lane.lock()).collect();
         std::thread::sleep(Duration::from_millis(100));
         let before: u64 = helpers().iter().sum();
         std::thread::sleep(Duration::from_millis(500));
         let ticks = helpers().iter().sum::<u64>() - before;
+        assert!(!sending.is_finished(), "it was over before it was stuck");
         drop(stuck);
         assert!(ticks <= 5, "{ticks} ticks of processor time in half a second");
         sending.join().expect("it is sent");
@@ -140,11 +148,7 @@ fn helpers_end_with_their_endpoint() {
     let (bytes, mut came) = (pattern(1 << 20, 2), vec![0; 1 << 20]);
     let both = [send(&groups[0], 1, &bytes), receive(&groups[1], 1, &mut came)];
     both.iter().for_each(|running| end_in_time(running));
-    assert_eq!(helpers().len(), 2 * (THREADS - 1));
+    assert_eq!(count_helpers(2 * (THREADS - 1)), 2 * (THREADS - 1));
     drop((both, groups));
-    let end = Deadline::after(LOST);
-    while !helpers().is_empty() && !end.expired() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(helpers().len(), 0);
+    assert_eq!(count_helpers(0), 0);
 }

@@ -47,6 +47,101 @@ fn long_messages_come_whole_in_pieces_and_in_their_order() {
     }
 }
 
+/// A side of a message whose pieces behind the first are under way together, and are looked at from the last
+/// on.
+struct Abreast {
+    pieces: Pieces,
+    turn: Turn,
+    address: usize,
+    len: usize,
+    next: u32,
+    current: Vec<Box<dyn Operation>>,
+    /// How many were under way at once, at most.
+    most: Arc<AtomicUsize>,
+}
+
+impl Operation for Abreast {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let cut = cut(self.len, PIECE);
+        loop {
+            while self.next < cut.pieces() && self.current.len() < if self.next < 2 { 1 } else { 3 } {
+                // The first by itself.
+                if self.next == 1 && !self.current.is_empty() {
+                    break;
+                }
+                let piece = cut.piece(self.next);
+                let address = (self.address + piece.start as usize) as *mut u8;
+                // SAFETY: the test keeps the memory until both sides have ended.
+                self.current.push(unsafe { self.pieces.next(group, &self.turn, piece, address) }?);
+                self.next += 1;
+            }
+            self.most.fetch_max(self.current.len(), Ordering::Relaxed);
+            let before = self.current.len();
+            for index in (0..before).rev() {
+                if let Poll::Ready(result) = self.current[index].advance(group) {
+                    result?;
+                    drop(self.current.remove(index));
+                }
+            }
+            if self.current.is_empty() && self.next == cut.pieces() {
+                return Poll::Ready(Ok(Completion::default()));
+            }
+            if self.current.len() == before {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        self.current.iter_mut().for_each(|piece| piece.abandon(group));
+    }
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn pieces_behind_the_first_go_together_and_come_each_to_its_place() {
+    const LEN: usize = 7 * PIECE + 5;
+    let source: Vec<u8> = (0..LEN).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect();
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        for abreast in [[true, true], [true, false], [false, true]] {
+            let mut came = vec![0; LEN];
+            let most = Arc::new(AtomicUsize::new(0));
+            let mut all = Vec::new();
+            for ((group, message), abreast) in
+                groups.iter().zip(both_sides(&source, &mut came, false)).zip(abreast)
+            {
+                let side = message.clone();
+                all.push(if abreast {
+                    begin(group, 4, LEN, &side, |turn: &Turn| Abreast {
+                        address: message.memory().0 as usize,
+                        pieces: Pieces::new(message, PIECE, None),
+                        turn: *turn,
+                        len: LEN,
+                        next: 0,
+                        current: Vec::new(),
+                        most: most.clone(),
+                    })
+                } else {
+                    // SAFETY: the memory is kept until all have ended.
+                    begin(group, 4, LEN, &side, |turn: &Turn| unsafe {
+                        Point::new(group, turn, message, PIECE)
+                    })
+                });
+            }
+            for running in all {
+                let end = running.wait(Deadline::after(Duration::from_secs(20))).expect("in time");
+                end.expect("it succeeds");
+            }
+            assert!(came == source, "other bytes, shm: {shm}, {abreast:?}");
+            assert_eq!(most.load(Ordering::Relaxed), 3);
+        }
+    }
+}
+
 /// A side of a message that stops after its first piece.
 struct Stopped {
     first: Box<dyn Operation>,

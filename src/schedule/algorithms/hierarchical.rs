@@ -26,12 +26,14 @@ pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64)
     let distance = |owner: Rank| (owner + nodes.size - shape.rank) % nodes.size;
     for index in 0..shape.most_pieces(count, shards) {
         let pieces = |own: bool| {
-            let owned = move |&(owner, ..): &(Rank, u32, Range<u64>)| (owner == shape.rank) == own;
+            let is_owned = |shard: &u32| (nodes.owner(node, *shard) == shape.rank) == own;
+            // By owner, and what two ranks exchange in the order of the shards.
+            let place = |shard| (distance(nodes.owner(node, shard)) as usize, shard as usize);
+            let mut places: Vec<_> = (0..shards).filter(is_owned).map(place).collect();
+            places.sort_unstable();
             let piece = |shard| Some((nodes.owner(node, shard), shard, piece_of(shard, index)?));
-            let mut pieces: Vec<_> = (0..shards).filter_map(piece).filter(owned).collect();
-            // Stable, and by owner: what two ranks exchange keeps the order of the shards.
-            pieces.sort_by_key(|&(owner, ..)| distance(owner));
-            pieces
+            let pieces = places.into_iter().filter_map(|(_, shard)| piece(shard as u32));
+            pieces.collect::<Vec<_>>()
         };
         for (owner, _, piece) in pieces(false) {
             b.send(owner, Span::of(Buffer::Input, piece));

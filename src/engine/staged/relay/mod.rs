@@ -187,7 +187,8 @@ impl Relay {
             && plan.courier_combines(job)
             && plan.can_run(&job.order);
         let likely = can && plan.seat.agreed().is_some();
-        staged.provide(if first && !likely { super::LANES } else { 0 }, streams_wait)?;
+        let lanes = if first && !likely { staged.most_lanes() } else { 0 };
+        staged.provide(lanes, streams_wait)?;
         let job = &staged.job;
         let say = Say { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
         let stage = Stage::Meet(Meeting::new(plan.seat.clone(), plan.place.clone(), say));
