@@ -288,6 +288,8 @@ mod tests {
         // Behind the last comes a word that is nobody's load.
         let word = frame(FrameKind::Ready, Key { sequence: 1, ..KEY }, 0, 0, 8).encode();
         let all = [piece(2), piece(0), piece(1), word.to_vec()].concat();
+        // As by who has read a piece before these.
+        lane.offered = true;
         std::thread::scope(|scope| {
             scope.spawn(|| far.write_all(&all).expect("it is read"));
             let mut told = Vec::new();
