@@ -95,6 +95,7 @@ fn memory_is_the_callers_again_when_a_call_that_its_thread_waits_for_has_failed(
             // By then the other has something to store; if not, the test finds less.
             std::thread::sleep(Duration::from_millis(50));
             rank.context.abort();
+            met.wait();
             return rank.drain();
         }
         // The copies of the call come behind one that waits.
@@ -106,7 +107,9 @@ fn memory_is_the_callers_again_when_a_call_that_its_thread_waits_for_has_failed(
         rank.double.fill(other, 0, rank.memory(&[0]), &[0; 4]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(100));
+                met.wait();
+                // The other hears of it, and its call ends.
+                std::thread::sleep(Duration::from_millis(50));
                 gate.release();
             });
             let error = rank.start(&broadcast, &rank.call()).err().expect("it is aborted");
