@@ -2,12 +2,13 @@
 //!
 //! A thread moves 2 to 4 GB/s through a socket. So where ranks leave processors idle, *helpers* take part:
 //! whoever reads or writes a lane under the endpoint's lock leaves the payload of long frames, a *load*, to
-//! the lane's hauler, who moves it with only that lane locked. What has come or gone whole is told under the
-//! endpoint's lock, as ever. Each lane has one hauler, a helper or, for the first, whoever waits: what
-//! several processors send over one connection overtakes itself, and TCP takes that for loss. The helpers of
-//! an endpoint begin with its first load, or with the first local work that they are asked to share
-//! (`joint`). One that finds nothing to move for a moment gives its loads back and sleeps; when the kernel
-//! says that there is something, they are offered again.
+//! the lane's hauler, who moves it with only that lane locked, and takes the next piece by itself
+//! (`lane::outlet`, `lane::intake`). What has come or gone whole is told under the endpoint's lock, by
+//! whoever has moved the last piece of it. Each lane has one hauler, a helper or, for the first, whoever
+//! waits: what several processors send over one connection overtakes itself, and TCP takes that for loss. The
+//! helpers of an endpoint begin with its first load, or with the first local work that they are asked to
+//! share (`joint`). One that finds nothing to move for a moment gives its loads back and sleeps; when the
+//! kernel says that there is something, they are offered again.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
