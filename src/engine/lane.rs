@@ -201,3 +201,22 @@ pub(super) fn broke(why: &io::Error) -> Error {
         format!("a data stream broke: {why}; its process or the network has failed"),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::wire::{Class, Frame, FrameKind};
+    use crate::reduce::DataType;
+    use crate::signature::{Kind, Signature};
+
+    /// The message of these tests.
+    pub(super) const KEY: Key = Key { group: 7, tag: 3, sequence: 0, slot: 0, class: Class::PointToPoint };
+
+    pub(super) fn frame(kind: FrameKind, key: Key, offset: usize, length: usize, total: usize) -> Frame {
+        let (dtype, count) = (DataType::U8, total as u64);
+        let signature =
+            Signature { kind: Kind::Send, dtype, operator: 0, algorithm: 0, root: 0, count, device: false };
+        let (offset, length) = (offset as u64, length as u32);
+        Frame { kind, key, signature, total: total as u64, offset, length, announced: 0 }
+    }
+}

@@ -115,24 +115,11 @@ impl Drop for Opened {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{KEY, frame};
     use super::*;
-    use crate::engine::wire::Class;
-    use crate::reduce::DataType;
-    use crate::signature::{Kind, Signature};
 
-    const KEY: Key = Key { group: 7, tag: 3, sequence: 0, slot: 0, class: Class::PointToPoint };
-
-    fn piece(offset: u64, length: u32, total: u64) -> Frame {
-        let signature = Signature {
-            kind: Kind::Send,
-            dtype: DataType::U8,
-            operator: 0,
-            algorithm: 0,
-            root: 0,
-            count: total,
-            device: false,
-        };
-        Frame { kind: FrameKind::Data, key: KEY, signature, total, offset, length, announced: 0 }
+    fn piece(offset: usize, length: usize, total: usize) -> Frame {
+        frame(FrameKind::Data, KEY, offset, length, total)
     }
 
     #[test]

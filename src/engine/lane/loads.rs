@@ -101,19 +101,28 @@ impl Lane {
             && let Some(incoming) = &mut self.incoming
         {
             let missing = incoming.frame.length as usize - incoming.filled;
-            match incoming.read_from(&mut *self.stream, missing.min(HAUL), &mut self.buffer) {
-                Ok(0) => self.shut(),
-                Ok(_) => self.drained = false,
-                Err(error) if is_for_now(&error) => return false,
-                Err(error) => {
-                    self.ended = Some(error);
-                    return false;
-                }
+            let read = incoming.read_from(&mut *self.stream, missing.min(HAUL), &mut self.buffer);
+            let came = self.has_come(read);
+            if came {
+                self.take_next();
             }
-            self.take_next();
-            return true;
+            return came;
         }
         self.take_next()
+    }
+
+    /// Notes what a hauler has read. Whether anything came, be it the end.
+    fn has_come(&mut self, read: io::Result<usize>) -> bool {
+        match read {
+            Ok(0) => self.shut(),
+            Ok(_) => self.drained = false,
+            Err(error) if is_for_now(&error) => return false,
+            Err(error) => {
+                self.ended = Some(error);
+                return false;
+            }
+        }
+        true
     }
 
     fn haul_out(&mut self) -> io::Result<usize> {
@@ -162,14 +171,9 @@ impl Lane {
         if !self.awaits_piece() {
             return false;
         }
-        match self.fill() {
-            Ok(0) => self.shut(),
-            Ok(_) => self.drained = false,
-            Err(error) if is_for_now(&error) => return false,
-            Err(error) => {
-                self.ended = Some(error);
-                return false;
-            }
+        let read = self.fill();
+        if !self.has_come(read) {
+            return false;
         }
         let piece = || {
             let header = self.buffer[self.start..self.end].first_chunk::<FRAME_BYTES>()?;
@@ -230,11 +234,10 @@ mod tests {
     use std::os::fd::{AsFd, BorrowedFd};
     use std::os::unix::net::UnixStream;
 
+    use super::super::tests::{KEY, frame};
     use super::super::{Destination, Event};
     use super::*;
-    use crate::engine::wire::{Class, Key};
-    use crate::reduce::DataType;
-    use crate::signature::{Kind, Signature};
+    use crate::engine::wire::Key;
     use crate::transport::Stream;
 
     struct Pipe(UnixStream);
@@ -251,16 +254,6 @@ mod tests {
         fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
             Some(self.0.as_fd())
         }
-    }
-
-    const KEY: Key = Key { group: 7, tag: 3, sequence: 0, slot: 0, class: Class::PointToPoint };
-
-    fn frame(kind: FrameKind, key: Key, offset: usize, length: usize, total: usize) -> Frame {
-        let (dtype, count) = (DataType::U8, total as u64);
-        let signature =
-            Signature { kind: Kind::Send, dtype, operator: 0, algorithm: 0, root: 0, count, device: false };
-        let (offset, length) = (offset as u64, length as u32);
-        Frame { kind, key, signature, total: total as u64, offset, length, announced: 0 }
     }
 
     /// A lane whose loads are hauled, what it has them in, and the other end of its stream.
@@ -299,15 +292,13 @@ mod tests {
                     continue;
                 }
                 match lane.read().expect("frames") {
-                    Event::Complete(mut piece) => told.push((piece.frame.offset, piece.count())),
-                    Event::Frame(frame) => {
-                        told.push((u64::MAX, (frame.kind != FrameKind::Ready).then_some(false)))
-                    }
+                    Event::Complete(mut piece) => told.push((piece.frame.kind, piece.count())),
+                    Event::Frame(frame) => told.push((frame.kind, None)),
                     _ => {}
                 }
             }
             // The hauler has counted the others.
-            assert_eq!(told, [(LOAD as u64, Some(true)), (u64::MAX, None)]);
+            assert_eq!(told, [(FrameKind::Data, Some(true)), (FrameKind::Ready, None)]);
         });
         assert!(memory == bytes, "other bytes");
         drop(opened);

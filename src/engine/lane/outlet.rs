@@ -13,17 +13,15 @@ use crate::signature::Signature;
 /// A message that the receiver is ready for.
 #[derive(Debug)]
 pub struct Outflow {
-    /// Its name.
-    pub key: Key,
+    key: Key,
     /// Of the call that it is sent for.
-    pub signature: Signature,
-    /// Its bytes.
-    pub from: Source,
+    signature: Signature,
+    from: Source,
     /// Who is told when all of it has gone.
-    pub ticket: Ticket,
+    ticket: Ticket,
     /// Bytes of a piece.
-    pub piece: usize,
-    /// Those that have been taken.
+    piece: usize,
+    /// Bytes that have been taken.
     next: usize,
     left: Arc<AtomicUsize>,
 }
@@ -130,22 +128,12 @@ impl Outlet {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{KEY, frame};
     use super::*;
-    use crate::engine::wire::Class;
-    use crate::reduce::DataType;
-    use crate::signature::Kind;
 
     fn outflow(sequence: u32, mailbox: u32, bytes: &[u8], piece: usize) -> Outflow {
-        let key = Key { group: 7, tag: 3, sequence, slot: 0, class: Class::PointToPoint };
-        let signature = Signature {
-            kind: Kind::Send,
-            dtype: DataType::U8,
-            operator: 0,
-            algorithm: 0,
-            root: 0,
-            count: bytes.len() as u64,
-            device: false,
-        };
+        let key = Key { sequence, ..KEY };
+        let Frame { signature, .. } = frame(FrameKind::Data, key, 0, 0, bytes.len());
         let from = Source { address: bytes.as_ptr(), len: bytes.len() };
         Outflow::new(key, signature, from, Ticket { mailbox, step: 0 }, piece)
     }

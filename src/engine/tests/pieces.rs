@@ -64,11 +64,12 @@ impl Operation for Abreast {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         let cut = cut(self.len, PIECE);
         loop {
-            while self.next < cut.pieces() && self.current.len() < if self.next < 2 { 1 } else { 3 } {
-                // The first by itself.
-                if self.next == 1 && !self.current.is_empty() {
-                    break;
-                }
+            // The first by itself.
+            let is_first = |next, under_way: usize| next == 1 && under_way > 0;
+            while self.next < cut.pieces()
+                && self.current.len() < 3
+                && !is_first(self.next, self.current.len())
+            {
                 let piece = cut.piece(self.next);
                 let address = (self.address + piece.start as usize) as *mut u8;
                 // SAFETY: the test keeps the memory until both sides have ended.
