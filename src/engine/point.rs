@@ -210,7 +210,18 @@ impl Point {
         };
         let key = first_key((group.id(), self.tag), sequence);
         let (signature, endpoint, behind) = (self.signature, group.endpoint().clone(), self.behind);
-        Course { peer, key, signature, endpoint, sends, source, behind, left: behind, told: false }
+        Course {
+            peer,
+            key,
+            signature,
+            endpoint,
+            sends,
+            source,
+            behind,
+            left: behind,
+            given_up: None,
+            told: false,
+        }
     }
 
     /// Gives up while the first piece is under way. Whether it is a send's, and all of the message.
@@ -380,7 +391,7 @@ fn first_key((group, tag): (u64, u64), sequence: u32) -> Key {
 }
 
 /// How long after that word the failure of the group, which may be why, is the better cause.
-const DOUBT: Duration = Duration::from_millis(100);
+pub(super) const DOUBT: Duration = Duration::from_millis(100);
 
 /// A message of which both sides know that the other has it too: its first piece has been taken. If it is let
 /// go of before all pieces have come to their end, the other side is told. What comes for it later is
@@ -400,6 +411,8 @@ pub struct Course {
     behind: u32,
     /// and those that have not come to their end.
     left: u32,
+    /// When its word was read that the other side has given up: it is not said again.
+    given_up: Option<Instant>,
     /// Whether the other side knows that this message has no end.
     told: bool,
 }
@@ -498,15 +511,17 @@ impl Following {
         let before = self.open.len();
         self.open.retain(|piece| !done.contains(piece));
         course.left -= (before - self.open.len()) as u32;
+        if done.contains(&word) {
+            course.given_up.get_or_insert_with(Instant::now);
+        }
         if self.open.is_empty() {
             // Nothing is left but the ear, for which a peer that has left is one that says nothing more.
             messages.cancel(self.mailbox);
             return Poll::Ready(Ok(()));
         }
         if self.failed.is_none() {
-            let given_up = || done.contains(&word).then(|| gave_up(course.peer));
-            let failure = mail.failed.take().or_else(given_up);
-            self.failed = failure.map(|failure| (Instant::now(), failure));
+            let failure = mail.failed.take().map(|failure| (Instant::now(), failure));
+            self.failed = failure.or_else(|| Some((course.given_up?, gave_up(course.peer))));
         }
         drop(messages);
         let Some((at, _)) = &self.failed else { return Poll::Pending };
@@ -528,7 +543,8 @@ impl Following {
         let mut messages = group.endpoint().messages();
         let mail = messages.look(self.mailbox);
         let [_, word] = course.words();
-        let fails = self.failed.is_some() || mail.failed.is_some() || mail.done.contains(&word);
+        let given_up = course.given_up.is_some() || mail.done.contains(&word);
+        let fails = given_up || self.failed.is_some() || mail.failed.is_some();
         let ended = mail.done.len();
         let remains = messages.cancel(self.mailbox);
         drop(messages);
@@ -613,12 +629,16 @@ impl Rest {
         else {
             return Poll::Ready(Ok(()));
         };
-        let looked = following.look(group, &mut self.course);
-        let ended = !following.open.contains(&index);
-        if let Poll::Ready(Ok(())) = looked {
-            self.following = None;
+        match following.look(group, &mut self.course) {
+            Poll::Ready(Ok(())) => {
+                self.following = None;
+                Poll::Ready(Ok(()))
+            }
+            // The end of the message, whether or not of this piece.
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending if following.open.contains(&index) => Poll::Pending,
+            Poll::Pending => Poll::Ready(Ok(())),
         }
-        if ended { Poll::Ready(Ok(())) } else { looked }
     }
 }
 

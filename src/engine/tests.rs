@@ -9,6 +9,7 @@ mod groups;
 mod hauling;
 mod long_calls;
 mod losing;
+mod midway;
 mod numbers;
 mod pieces;
 mod pulled;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::parting::{self, COPIES, Tail};
 use super::pool::{Left, Pool, Stock};
 use super::porter::{Rest, Turns};
-use super::{StreamOrder, relay};
+use super::{LANES, MESSAGE_ABREAST, PIECE_BYTES, StreamOrder, relay};
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Desk, Told};
@@ -121,11 +121,11 @@ const SMALLEST: usize = 64 * 1024;
 
 /// Bytes of the one lane of each device that calls have that can have no other: as many as input and output
 /// of a piece have.
-pub(super) const SPARE_BYTES: usize = 2 * super::PIECE_BYTES;
+pub(super) const SPARE_BYTES: usize = 2 * PIECE_BYTES;
 
 /// Pinned memory of a device above this is given back to the system after use, if no stream can wait for the
-/// host.
-const KEPT_BYTES: usize = 256 * 1024 * 1024;
+/// host: what a long message to each of eight ranks and one from each take.
+const KEPT_BYTES: usize = 8 * 2 * (LANES - 1 + MESSAGE_ABREAST) as usize * PIECE_BYTES;
 
 /// What is left of calls that ended before their copies.
 struct Parked {

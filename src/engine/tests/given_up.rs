@@ -3,9 +3,9 @@
 
 use std::time::Instant;
 
-use super::pieces::{PIECE, begin_stopped, both_sides};
+use super::pieces::{PIECE, both_sides};
 use super::*;
-use crate::engine::messages::{EAGER_SHM_BYTES, EAGER_TCP_BYTES, RECEIVER_GAVE_UP};
+use crate::engine::messages::{EAGER_SHM_BYTES, EAGER_TCP_BYTES};
 use crate::transport::ring::STANDING;
 use crate::transport::service::hold_service;
 
@@ -15,7 +15,7 @@ const LONG: usize = EAGER_TCP_BYTES + 64;
 /// Longer than anything here takes, and shorter than the deadline of a message.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn soon() -> Deadline {
+pub(super) fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
@@ -25,7 +25,7 @@ fn entries(groups: &[Arc<Group>; 2]) -> [usize; 2] {
 }
 
 /// Moves both ranks until `there`.
-fn move_until(groups: &[Arc<Group>; 2], what: &str, mut there: impl FnMut() -> bool) {
+pub(super) fn move_until(groups: &[Arc<Group>; 2], what: &str, mut there: impl FnMut() -> bool) {
     let end = soon();
     while !there() {
         assert!(!end.expired(), "{what}");
@@ -52,7 +52,7 @@ fn in_step(groups: &[Arc<Group>; 2], tag: u64) {
 }
 
 /// Linked ranks that have sent each other something, and what they keep.
-fn begun(shm: bool) -> ([Arc<Group>; 2], [usize; 2]) {
+pub(super) fn begun(shm: bool) -> ([Arc<Group>; 2], [usize; 2]) {
     let groups = linked_pair(shm);
     in_step(&groups, 1);
     let kept = entries(&groups);
@@ -60,7 +60,7 @@ fn begun(shm: bool) -> ([Arc<Group>; 2], [usize; 2]) {
 }
 
 /// Ranks that have given up something keep what they kept before, wait for nothing, and are in step.
-fn nothing_is_left(groups: &[Arc<Group>; 2], before: [usize; 2], tag: u64) {
+pub(super) fn nothing_is_left(groups: &[Arc<Group>; 2], before: [usize; 2], tag: u64) {
     in_step(groups, tag);
     // Entries of tables, bytes, transfers that are expected, frames that are queued.
     let left = || {
@@ -95,7 +95,13 @@ impl Operation for Drowsy {
 }
 
 /// Starts a side of a message in pieces. A drowsy one stays at its first.
-fn begin_side(group: &Arc<Group>, tag: u64, len: usize, message: &Message, drowsy: bool) -> Arc<Running> {
+pub(super) fn begin_side(
+    group: &Arc<Group>,
+    tag: u64,
+    len: usize,
+    message: &Message,
+    drowsy: bool,
+) -> Arc<Running> {
     // SAFETY: the tests keep the memory until the message has ended or is cancelled.
     let point = |turn: &Turn| unsafe { Point::new(group, turn, message.clone(), PIECE) };
     let awake = Arc::new(AtomicUsize::new(usize::from(!drowsy)));
@@ -103,7 +109,7 @@ fn begin_side(group: &Arc<Group>, tag: u64, len: usize, message: &Message, drows
 }
 
 /// It ends because the other side has given up, though its own deadline is far away.
-fn is_told(running: &Running) {
+pub(super) fn is_told(running: &Running) {
     let error = running.wait(soon()).expect("the other side has told").expect_err("it has no end");
     assert_eq!(error.status(), Status::PeerFailed, "{error}");
     assert!(error.text().contains("gave up in the middle of a message"), "{error}");
@@ -379,7 +385,7 @@ fn an_answer_to_a_send_that_is_given_up_meanwhile_is_not_kept() {
     nothing_is_left(&groups, before, 1);
 }
 
-fn entries_of(group: &Group) -> usize {
+pub(super) fn entries_of(group: &Group) -> usize {
     group.endpoint().messages().entries()
 }
 
@@ -411,76 +417,9 @@ fn a_receive_that_is_given_up_in_its_first_piece_tells_the_sender() {
 }
 
 /// Whether what is received has come so far.
-fn came_is_there(message: &Message, at: usize) -> bool {
+pub(super) fn came_is_there(message: &Message, at: usize) -> bool {
     // SAFETY: inside the buffer, which the test keeps and reads nowhere else meanwhile.
     unsafe { message.memory().0.add(at).read_volatile() != 0 }
-}
-
-#[test]
-fn a_send_that_is_given_up_before_it_knows_that_its_first_piece_is_taken_tells_the_receiver() {
-    const LEN: usize = 4 * PIECE;
-    for shm in [true, false] {
-        let (groups, before) = begun(shm);
-        let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
-        for _ in 0..3 {
-            came.fill(0);
-            let [out, into] = both_sides(&source, &mut came, false);
-            let sends = begin_side(&groups[0], 4, LEN, &out, true);
-            let receives = begin_side(&groups[1], 4, LEN, &into, false);
-            // All of the first piece is there, and rank 0 has heard of it or has not.
-            move_until(&groups, "the first piece comes", || came_is_there(&into, PIECE - 1));
-            assert!(sends.cancel());
-            is_told(&receives);
-            nothing_is_left(&groups, before, 4);
-        }
-    }
-}
-
-#[test]
-fn a_receive_that_is_given_up_when_the_sender_has_ended_leaves_nothing() {
-    // The last piece is sent unasked.
-    const LEN: usize = PIECE + 4096;
-    for shm in [true, false] {
-        let (groups, before) = begun(shm);
-        let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
-        for _ in 0..50 {
-            let [out, into] = both_sides(&source, &mut came, false);
-            let (receives, stopped) = begin_stopped(&groups[1], 4, &into);
-            done(&begin_side(&groups[0], 4, LEN, &out, false));
-            move_until(&groups, "the first is there", || stopped.load(Ordering::Relaxed) > 0);
-            assert!(receives.cancel());
-        }
-        nothing_is_left(&groups, before, 4);
-    }
-}
-
-#[test]
-fn a_word_that_comes_after_the_last_look_goes_with_its_message() {
-    for shm in [true, false] {
-        let (groups, before) = begun(shm);
-        let bytes = vec![1; PIECE];
-        // By hand: the first of two pieces, and the receiver's word.
-        let mut messages = groups[0].endpoint().messages();
-        let (group, mailbox, sequence) =
-            (groups[0].id(), messages.mailbox(), messages.next_in_pair(1, groups[0].id()));
-        let key = Key { group, tag: 1, sequence, slot: 0, class: Class::PointToPoint };
-        let signature = Signature { kind: Kind::Send, count: 2 * PIECE as u64, ..BARRIER };
-        let from = Source { address: bytes.as_ptr(), len: PIECE };
-        messages.send(1, key, signature, from, Ticket { mailbox, step: 0 });
-        messages.cancel(mailbox);
-        drop(messages);
-        let says = || {
-            let word = Key { slot: u64::from(RECEIVER_GAVE_UP), ..key };
-            groups[1].endpoint().messages().notify(0, word, signature);
-        };
-        says();
-        // The message and the word.
-        move_until(&groups, "it is kept", || entries_of(&groups[0]) == before[0] + 2);
-        groups[0].endpoint().messages().end_course(1, key, true, true);
-        assert_eq!(entries_of(&groups[0]), before[0]);
-        says();
-        nothing_is_left(&groups, before, 1);
-    }
 }
 
 #[test]
