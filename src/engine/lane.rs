@@ -103,7 +103,8 @@ pub struct Lane {
     end: usize,
     reads_ahead: bool,
     incoming: Option<Incoming>,
-    /// Whether the payload comes next of a frame that has been told: until somebody has said where it goes.
+    /// Whether the payload comes next, be it empty, of a frame that has been told: until somebody has said
+    /// where it goes.
     untold: bool,
     closed: bool,
     /// Whether the last write did not fit.

@@ -392,6 +392,12 @@ impl Messages {
         self.peers[peer as usize].lanes.clone()
     }
 
+    /// What may come from a peer over several lanes.
+    #[cfg(test)]
+    pub fn intake(&self, peer: u32) -> Arc<super::lane::Intake> {
+        self.peers[peer as usize].flows.intake.clone()
+    }
+
     /// Entries of all tables, and mailboxes of operations.
     #[cfg(test)]
     pub fn entries(&self) -> usize {

@@ -13,11 +13,14 @@ use crate::sys::fork;
 #[derive(Debug)]
 pub struct Inflow {
     into: Destination,
-    /// Bytes that have begun to come,
+    /// Bytes that have begun to come, or [`CLOSED`],
     begun: AtomicUsize,
     /// and that are here.
     here: AtomicUsize,
 }
+
+/// So many never come.
+const CLOSED: usize = usize::MAX;
 
 // SAFETY: it names memory that its receiver promised to be usable from the library's threads; who is given a
 // part of it has that alone.
@@ -29,7 +32,7 @@ impl Inflow {
     /// member sends.
     pub fn begin(&self, frame: &Frame) -> Option<Destination> {
         let length = frame.length as usize;
-        let fits = |begun: usize| Some(begun + length).filter(|&begun| begun <= self.into.len);
+        let fits = |begun: usize| begun.checked_add(length).filter(|&begun| begun <= self.into.len);
         if frame.kind != FrameKind::Data || frame.total != self.into.len as u64 {
             return None;
         }
@@ -41,6 +44,11 @@ impl Inflow {
     /// Whether anything has begun to come.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether nothing has begun to come. Then nothing begins any more: its memory may be another message's.
+    pub fn close(&self) -> bool {
+        self.begun.compare_exchange(0, CLOSED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// So many bytes are here. Whether all are.
@@ -79,7 +87,8 @@ impl Intake {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    pub(super) fn find(&self, key: &Key) -> Option<Arc<Inflow>> {
+    /// The message with this name.
+    pub fn find(&self, key: &Key) -> Option<Arc<Inflow>> {
         let inflows = lock(&self.inflows);
         inflows.iter().find(|(name, _)| name == key).map(|(_, inflow)| inflow.clone())
     }
@@ -118,6 +127,8 @@ mod tests {
     use super::super::tests::{KEY, frame};
     use super::*;
 
+    const OTHER: Key = Key { sequence: 1, ..KEY };
+
     fn piece(offset: usize, length: usize, total: usize) -> Frame {
         frame(FrameKind::Data, KEY, offset, length, total)
     }
@@ -144,15 +155,31 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_is_closed_before_its_first_piece_begins_gets_none() {
+        let mut memory = [0u8; 100];
+        let (intake, into) = (Arc::default(), Destination { address: memory.as_mut_ptr(), len: 100 });
+        let (opened, begun) = (Intake::open(&intake, KEY, into), Intake::open(&intake, OTHER, into));
+        // A hauler has found it.
+        let found = intake.find(&KEY).expect("it is open");
+        assert!(opened.inflow().close());
+        for length in [0, 1, 100] {
+            assert!(found.begin(&piece(0, length, 100)).is_none());
+        }
+        let found = intake.find(&OTHER).expect("it is open");
+        assert!(found.begin(&piece(0, 1, 100)).is_some());
+        assert!(!begun.inflow().close());
+        assert!(found.begin(&piece(1, 99, 100)).is_some());
+    }
+
+    #[test]
     fn nobody_finds_a_message_that_is_not_open_any_more() {
         let mut memory = [0u8; 2];
         let intake = Arc::new(Intake::default());
-        let other = Key { sequence: 1, ..KEY };
         let [one, two] =
-            [KEY, other].map(|key| intake.open(key, Destination { address: memory.as_mut_ptr(), len: 2 }));
+            [KEY, OTHER].map(|key| intake.open(key, Destination { address: memory.as_mut_ptr(), len: 2 }));
         drop(one);
-        assert!(intake.find(&KEY).is_none() && intake.find(&other).is_some() && !intake.is_empty());
+        assert!(intake.find(&KEY).is_none() && intake.find(&OTHER).is_some() && !intake.is_empty());
         drop(two);
-        assert!(intake.find(&other).is_none() && intake.is_empty());
+        assert!(intake.find(&OTHER).is_none() && intake.is_empty());
     }
 }

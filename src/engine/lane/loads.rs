@@ -305,6 +305,28 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_that_is_told_keeps_its_place_before_a_piece_though_it_has_no_bytes() {
+        let (mut lane, flows, mut far) = hauled();
+        let mut memory = [0u8; 8];
+        let opened = flows.intake.open(KEY, Destination { address: memory.as_mut_ptr(), len: 8 });
+        // As by who has read a piece before these.
+        lane.offered = true;
+        let other = Key { sequence: 1, ..KEY };
+        far.write_all(&frame(FrameKind::Eager, other, 0, 0, 0).encode()).expect("there is room");
+        let Event::Frame(told) = lane.read().expect("a frame") else { panic!("not told") };
+        let piece = [&frame(FrameKind::Data, KEY, 0, 8, 8).encode()[..], &[9; 8]].concat();
+        far.write_all(&piece).expect("there is room");
+        // Whoever was told has yet to say where its payload goes, though there is none.
+        assert!(!lane.haul(&|| false).moved);
+        lane.begin(told, Target::Discard);
+        let mut came = std::iter::repeat_with(|| lane.read().expect("frames"));
+        let mut came = came.by_ref().filter(|event| !matches!(event, Event::Idle));
+        assert!(matches!(came.next(), Some(Event::Complete(word)) if word.frame.key == other));
+        assert!(matches!(came.next(), Some(Event::Frame(piece)) if piece.key == KEY));
+        drop(opened);
+    }
+
+    #[test]
     fn a_payload_that_looks_like_a_piece_is_none() {
         let (mut lane, flows, mut far) = hauled();
         let mut memory = [1u8; 8];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Destination, Inflow, Lane, broke};
 use crate::engine::shelf::Shelved;
-use crate::engine::wire::{FRAME_BYTES, Frame};
+use crate::engine::wire::{FRAME_BYTES, Frame, FrameKind};
 use crate::error::{Error, Result};
 use crate::transport::Stream;
 
@@ -72,8 +72,8 @@ impl Lane {
         }
     }
 
-    /// Reads on until there is something to tell. After [`Event::Frame`] with a payload the caller calls
-    /// [`Lane::begin`] before the next `read`.
+    /// Reads on until there is something to tell. After [`Event::Frame`] of data or an eager message the
+    /// caller calls [`Lane::begin`] before the next `read`, and nobody hauls in before that.
     pub fn read(&mut self) -> Result<Event> {
         if let Some(error) = self.ended.take() {
             return Ok(self.end(&error));
@@ -116,7 +116,8 @@ impl Lane {
             } else if let Some(header) = self.buffer[self.start..self.end].first_chunk::<FRAME_BYTES>() {
                 let frame = Frame::decode(header)?;
                 self.start += FRAME_BYTES;
-                self.untold = frame.length > 0;
+                // Also without a payload: whoever is told says of these where it goes.
+                self.untold = matches!(frame.kind, FrameKind::Eager | FrameKind::Data);
                 return Ok(Event::Frame(frame));
             }
             if std::mem::take(&mut self.drained) {

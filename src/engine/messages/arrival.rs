@@ -117,7 +117,7 @@ impl Messages {
         match self.receiving.get_mut(&key) {
             // Bytes of it may be on their way into the caller's memory: the entry has to stay until they are
             // here.
-            Some(Receiving::Posted(posted)) if posted.has_begun() => {
+            Some(Receiving::Posted(posted)) if !posted.close() => {
                 return Err(Error::new(Status::Internal, "a message came twice"));
             }
             Some(Receiving::Posted(posted)) => {

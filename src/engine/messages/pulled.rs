@@ -162,7 +162,7 @@ impl Messages {
             // No piece of it comes, so the entry may go, if its owner has not let go meanwhile.
             let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
             let (ticket, len) = (posted.ticket, posted.into.len);
-            if posted.has_begun() {
+            if !posted.close() {
                 return;
             }
             self.receiving.remove(&key);
@@ -212,7 +212,7 @@ impl Messages {
                 }
             }
             Some(Receiving::Posted(posted)) => {
-                if !posted.has_begun() && posted.call.is_some() {
+                if posted.call.is_some() && posted.close() {
                     self.await_another(peer, key);
                     return;
                 }

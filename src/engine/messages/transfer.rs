@@ -99,8 +99,14 @@ impl Posted {
         Ok(())
     }
 
+    /// Whether anything has begun to come. More may, if it comes over several lanes.
     pub(super) fn has_begun(&self) -> bool {
         self.begun > 0 || self.inflow.as_ref().is_some_and(|opened| opened.inflow().has_begun())
+    }
+
+    /// Whether nothing has begun to come. Then nothing does any more, and its memory may be another message's.
+    pub(super) fn close(&self) -> bool {
+        self.begun == 0 && self.inflow.as_ref().is_none_or(|opened| opened.inflow().close())
     }
 
     /// Its pieces may come now, over several lanes: haulers find it by `key`.

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::engine::endpoint::lock;
+use crate::engine::wire::{Frame, FrameKind};
+use crate::transport::service::hold_service;
 
 /// Shorter than what a sleeper sleeps at most: who needs longer has not been woken.
 const LOST: Duration = Duration::from_secs(10);
@@ -110,6 +112,45 @@ fn no_helper_touches_the_memory_of_a_message_that_was_given_up() {
         assert!(word == bytes, "other bytes");
     }
     assert!(midway > 0, "each was over before it was given up");
+}
+
+#[test]
+fn what_a_helper_has_found_of_a_withdrawn_message_is_not_written_where_the_next_goes() {
+    const LEN: usize = 1 << 20;
+    let _alone = alone();
+    let groups = threaded_pair();
+    let (bytes, mut came) = (pattern(LEN, 4), vec![0; LEN]);
+    let held = hold_service();
+    // By hand: announced, and withdrawn when the receiver is ready for it.
+    let mut messages = groups[0].endpoint().messages();
+    let (group, mailbox) = (groups[0].id(), messages.mailbox());
+    let key =
+        Key { group, tag: 1, sequence: messages.next_in_pair(1, group), slot: 0, class: Class::PointToPoint };
+    let signature = Signature { kind: Kind::Send, count: LEN as u64, ..BARRIER };
+    let from = Source { address: bytes.as_ptr(), len: LEN };
+    messages.send(1, key, signature, from, Ticket { mailbox, step: 0 });
+    messages.write_out();
+    drop(messages);
+    let received = receive(&groups[1], 1, &mut came);
+    let intake = groups[1].endpoint().messages().intake(0);
+    let moves_until = |is_there: &dyn Fn() -> bool| {
+        let end = Deadline::after(LOST);
+        while !is_there() {
+            assert!(!end.expired(), "it does not come");
+            groups[1].endpoint().progress(0, Through::Messages);
+        }
+    };
+    moves_until(&|| intake.find(&key).is_some());
+    let found = intake.find(&key).expect("it is open");
+    groups[0].endpoint().messages().cancel(mailbox);
+    moves_until(&|| intake.find(&key).is_none());
+    let (kind, total) = (FrameKind::Data, LEN as u64);
+    let piece = Frame { kind, key, signature, total, offset: 0, length: 4096, announced: 0 };
+    assert!(found.begin(&piece).is_none(), "the receive waits for another message");
+    drop(held);
+    let sent = send(&groups[0], 1, &bytes);
+    [sent, received].iter().for_each(|running| end_in_time(running));
+    assert!(came == bytes, "other bytes");
 }
 
 #[test]
