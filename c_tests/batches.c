@@ -82,14 +82,30 @@ static void refusals(unisono_context_t *ctx, void *arg) {
     uint32_t source = 0;
     CHECK_FAILS(UNISONO_INVALID_USAGE, "ask for a work",
                 unisono_receive_any(ctx, &in, 1, UNISONO_INT32, &source, NULL, NULL));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "is this rank itself",
+                unisono_send(ctx, &out, 1, UNISONO_INT32, rank, NULL, NULL));
+    float values[12] = {0};
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "overlap",
+                unisono_allreduce(ctx, values, values + 4, 8, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+    CHECK_STATUS(UNISONO_INVALID_ARGUMENT,
+                 unisono_allreduce(ctx, values, values, 8, UNISONO_FLOAT32, UNISONO_BIT_AND, NULL, NULL));
+    unisono_call_t named = UNISONO_CALL_INIT;
+    named.algorithm = 999;
+    CHECK_STATUS(UNISONO_INVALID_ARGUMENT,
+                 unisono_allreduce(ctx, values, values, 8, UNISONO_FLOAT32, UNISONO_SUM, &named, NULL));
     CHECK_OK(unisono_batch_end());
     /* What cannot be started: those before it run, those after it do not. */
+    unisono_context_t *gone;
+    CHECK_OK(unisono_context_duplicate(ctx, &gone));
+    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+    CHECK_OK(unisono_context_abort(gone));
     CHECK_OK(unisono_batch_begin());
     CHECK_OK(unisono_receive(ctx, &in, 1, UNISONO_INT32, last, NULL, &kept));
-    CHECK_OK(unisono_send(ctx, &out, 1, UNISONO_INT32, rank, NULL, &refused));
+    CHECK_OK(unisono_send(gone, &out, 1, UNISONO_INT32, next, NULL, &refused));
     CHECK_OK(unisono_send(ctx, &out, 1, UNISONO_INT32, next, NULL, &behind));
-    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "is this rank itself", unisono_batch_end());
+    CHECK_STATUS(UNISONO_ABORTED, unisono_batch_end());
     CHECK(kept != NULL && refused == NULL && behind == NULL);
+    unisono_context_destroy(gone);
     CHECK_OK(unisono_send(ctx, &out, 1, UNISONO_INT32, next, NULL, NULL));
     CHECK_OK(unisono_work_wait(kept));
     CHECK(in == (int32_t)last);
@@ -102,6 +118,79 @@ static void refusals(unisono_context_t *ctx, void *arg) {
     CHECK_OK(unisono_receive(ctx, &in, 1, UNISONO_INT32, last, &soon, NULL));
     CHECK_STATUS(UNISONO_TIMEOUT, unisono_batch_end());
     CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+}
+
+struct in_batch {
+    unisono_context_t *ctx;
+    int32_t sum;
+    int ran;
+};
+
+/* Starts another operation, and follows it. */
+static void start_another(void *user, unisono_status_t status, const char *error) {
+    struct in_batch *next = (struct in_batch *)user;
+    (void)error;
+    CHECK(status == UNISONO_OK);
+    if (next->ran++ == 0) {
+        unisono_call_t tagged = UNISONO_CALL_INIT;
+        tagged.tag = 9;
+        unisono_work_t *work = NULL;
+        CHECK_OK(unisono_allreduce(next->ctx, &next->sum, &next->sum, 1, UNISONO_INT32, UNISONO_SUM, &tagged, &work));
+        CHECK(work != NULL);
+        CHECK_OK(unisono_work_on_complete(work, start_another, next));
+        unisono_work_destroy(work);
+    }
+}
+
+/* A callback is in no batch, whichever thread calls it: this one moves what it is for while it has one open. */
+static void callbacks(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    int32_t size = (int32_t)unisono_context_size(ctx), value = 1, sum = 0;
+    static struct in_batch next;
+    next.ctx = ctx;
+    next.sum = 1;
+    unisono_call_t tagged = UNISONO_CALL_INIT;
+    tagged.tag = 9;
+    unisono_work_t *work;
+    CHECK_OK(unisono_allreduce(ctx, &next.sum, &next.sum, 1, UNISONO_INT32, UNISONO_SUM, &tagged, &work));
+    CHECK_OK(unisono_work_on_complete(work, start_another, &next));
+    CHECK_OK(unisono_batch_begin());
+    CHECK_OK(unisono_allreduce(ctx, &value, &sum, 1, UNISONO_INT32, UNISONO_SUM, NULL, NULL));
+    CHECK_OK(unisono_work_wait(work));
+    CHECK(sum == 0);
+    CHECK_OK(unisono_batch_end());
+    CHECK(sum == size);
+    unisono_work_destroy(work);
+    double end = seconds_now() + 20;
+    while (__atomic_load_n(&next.ran, __ATOMIC_ACQUIRE) < 2) {
+        CHECK(seconds_now() < end);
+        sleep_ms(1);
+    }
+    CHECK(next.sum == size * size);
+    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+}
+
+/* The child of a fork is in none of its parent's batches. */
+static void forks(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    int32_t value = 5, sum = 0;
+    CHECK_OK(unisono_batch_begin());
+    CHECK_OK(unisono_allreduce(ctx, &value, &sum, 1, UNISONO_INT32, UNISONO_SUM, NULL, NULL));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        unisono_context_t *own = alone();
+        int32_t result = 0;
+        CHECK_OK(unisono_allreduce(own, &value, &result, 1, UNISONO_INT32, UNISONO_SUM, NULL, NULL));
+        CHECK(result == 5);
+        CHECK_STATUS(UNISONO_INVALID_USAGE, unisono_batch_end());
+        unisono_context_destroy(own);
+        _exit(0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK_OK(unisono_batch_end());
+    CHECK(sum == 5 * (int32_t)unisono_context_size(ctx));
 }
 
 struct seat {
@@ -155,6 +244,8 @@ int main(void) {
     run_ranks(3, 60, rings, NULL);
     run_ranks(3, 60, works, NULL);
     run_ranks(3, 60, refusals, NULL);
+    run_ranks(2, 60, callbacks, NULL);
+    run_ranks(2, 60, forks, NULL);
     run_ranks(1, 60, several_ranks, NULL);
     return 0;
 }

@@ -234,6 +234,18 @@ impl Context {
         Ok(algorithm.name())
     }
 
+    /// Refuses what is wrong with the arguments of a call by themselves.
+    pub(crate) fn check(&self, request: &Request, call: &Call) -> Result<()> {
+        if request.kind.point_to_point() {
+            return self.point(request).map(drop);
+        }
+        let checked = Checked::new(request, self.rank(), self.size())?;
+        if let Some(operator) = checked.operator {
+            Reducer::new(checked.dtype, operator, 1)?;
+        }
+        self.check_algorithm(request, call)
+    }
+
     /// Refuses an algorithm that is named in a group of one and that larger groups refuse.
     pub(super) fn check_algorithm(&self, request: &Request, call: &Call) -> Result<()> {
         if call.algorithm.unwrap_or(0) == 0 { Ok(()) } else { self.algorithm(request, call).map(drop) }

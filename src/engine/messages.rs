@@ -392,6 +392,14 @@ impl Messages {
         self.peers[peer as usize].lanes.clone()
     }
 
+    /// Reads one frame and handles it, and nothing behind it: the next look at the lane is somebody else's.
+    #[cfg(test)]
+    pub fn read_frame(&mut self, peer: u32, lane: usize) -> bool {
+        let event = self.peers[peer as usize].lanes[lane].lock().read();
+        let Ok(super::lane::Event::Frame(frame)) = event else { return false };
+        self.arrive(peer, lane, frame).is_ok()
+    }
+
     /// What may come from a peer over several lanes.
     #[cfg(test)]
     pub fn intake(&self, peer: u32) -> Arc<super::lane::Intake> {

@@ -8,6 +8,7 @@ use crate::collective::request::{Kind, Request};
 use crate::communicator::{Call, Context, Part, Work, connect_devices, start_parts};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
+use crate::sys::fork;
 
 use super::context::unisono_context_t;
 use super::handle::Handle;
@@ -35,17 +36,53 @@ enum Step {
 thread_local! {
     /// How many batches this thread is in, one within the other.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Which process they were begun in. The child of a fork is in none.
+    static FORK: Cell<u32> = const { Cell::new(0) };
     static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
+}
+
+fn depth() -> u32 {
+    if DEPTH.get() > 0 && FORK.get() != fork::generation() {
+        DEPTH.set(0);
+        drop(take_steps());
+    }
+    DEPTH.get()
 }
 
 /// Whether this thread is in a batch.
 pub(super) fn is_open() -> bool {
-    DEPTH.get() > 0
+    depth() > 0
+}
+
+/// What has been called in it.
+fn take_steps() -> Vec<Step> {
+    // Of a thread that ends it may be gone.
+    STEPS.try_with(RefCell::take).unwrap_or_default()
+}
+
+/// The batches of a thread that is in none of them until this is dropped.
+pub(super) struct Aside {
+    depth: u32,
+    steps: Vec<Step>,
+}
+
+/// Sets aside the batches of this thread, if it is in any: a callback that happens to come in one is in none.
+pub(super) fn set_aside() -> Option<Aside> {
+    is_open().then(|| Aside { depth: DEPTH.take(), steps: take_steps() })
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        DEPTH.set(self.depth);
+        let steps = std::mem::take(&mut self.steps);
+        let _ = STEPS.try_with(|place| place.replace(steps));
+    }
 }
 
 /// Adds an operation, checked as far as its arguments go.
 pub(super) fn add(
     ctx: *const unisono_context_t,
+    context: &Context,
     request: Request,
     call: Call,
     place: Option<WorkPlace>,
@@ -53,6 +90,7 @@ pub(super) fn add(
     if request.kind == Kind::ReceiveAny && place.is_none() && call.stream.is_none() {
         fail!(InvalidUsage, "who has sent is not known before the end of the batch: ask for a work");
     }
+    context.check(&request, &call)?;
     push(Step::Operation { ctx, request, call, place })
 }
 
@@ -72,8 +110,9 @@ fn push(step: Step) -> Result<()> {
 /// sends and receives between GPUs are one launch for each context, on the first of their streams, for which
 /// the others wait.
 ///
-/// Between the two, an operation is checked for what is wrong with its arguments, and returns. `*work` is set
-/// at the end. Collectives of one context run in the order of their calls; sends and receives are beside
+/// Between the two, an operation is checked for what is wrong with its arguments, and returns: one that is
+/// refused is not in the batch. `*work` is set at the end, and not touched before. Callbacks of works are in
+/// no batch, whichever thread calls them. Collectives of one context run in the order of their calls; sends and receives are beside
 /// everything else of the batch, also where they have a stream in common, so nothing of a batch sends what
 /// another operation of it stores. Contexts, buffers and the places of works stay until the end. Operations
 /// are those that take a context, options and a work, but unisono_sparse_allreduce: that one, algorithms and
@@ -83,10 +122,11 @@ fn push(step: Step) -> Result<()> {
 #[unsafe(no_mangle)]
 pub extern "C" fn unisono_batch_begin() -> unisono_status_t {
     guard(|| {
-        let Some(depth) = DEPTH.get().checked_add(1) else {
+        let Some(depth) = depth().checked_add(1) else {
             fail!(InvalidUsage, "batches are {} deep", u32::MAX)
         };
         DEPTH.set(depth);
+        FORK.set(fork::generation());
         Ok(())
     })
 }
@@ -101,7 +141,7 @@ pub extern "C" fn unisono_batch_begin() -> unisono_status_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_batch_end() -> unisono_status_t {
     guard(|| {
-        match DEPTH.get() {
+        match depth() {
             0 => fail!(
                 InvalidUsage,
                 "there is no batch to end: unisono_batch_begin comes first, in this thread"
@@ -112,7 +152,7 @@ pub unsafe extern "C" fn unisono_batch_end() -> unisono_status_t {
             return Ok(());
         }
         // Those that a callback adds meanwhile are in no batch.
-        let steps = STEPS.take();
+        let steps = take_steps();
         // SAFETY: the contract of the header: what the calls of the batch were given is there until this has
         // returned, and what they use until they are complete.
         unsafe { start(&steps) }

@@ -110,7 +110,8 @@ impl<'a> Launch<'a> {
     pub(super) unsafe fn complete(self, request: Request) -> Result<Option<Completion>> {
         let call = Call::from(&self.options);
         if batch::is_open() {
-            return batch::add(self.ctx, request, call, self.work.map(NonNull::from)).map(|()| None);
+            let place = self.work.map(NonNull::from);
+            return batch::add(self.ctx, self.context, request, call, place).map(|()| None);
         }
         match self.work {
             // SAFETY: this function's contract. What fails later is the context's failure.
@@ -269,6 +270,7 @@ pub unsafe extern "C" fn unisono_work_on_complete(
                 Ok(_) => (Status::Ok, CString::default()),
                 Err(error) => (error.status(), c_text(error.text())),
             };
+            let _aside = batch::set_aside();
             // SAFETY: the header's contract for callbacks.
             unsafe { callback(user, status as unisono_status_t, text.as_ptr()) };
         }));

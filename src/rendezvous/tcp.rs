@@ -579,7 +579,9 @@ fn dial(
         Some(Verdict::WrongSecret) => {
             "our secret is not the server's; give all ranks the same UNISONO_SECRET or id"
         }
-        Some(Verdict::SecretNeeded) => "the server asks for a secret; set UNISONO_SECRET as where it runs",
+        Some(Verdict::SecretNeeded) => {
+            "the server asks for a secret; give it in the options, or UNISONO_SECRET where a launcher starts ranks"
+        }
         Some(Verdict::NoSecretHere) => "we have a secret, the server has none; set UNISONO_SECRET there too",
         None => "the server answers our greeting with something unknown",
     };

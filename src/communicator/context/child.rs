@@ -176,7 +176,9 @@ impl Child {
         let Child { parent, label, tied, succeeds, limits, making, .. } = self;
         let timeout = parent.timeout();
         let (Membership::Group(over), Some(group)) = (&parent.0.membership, group) else {
-            return Ok(Context::new(label, timeout, Membership::Solo, None));
+            let child = Context::new(label, timeout, Membership::Solo, None);
+            child.limit_blocks(parent.max_blocks());
+            return Ok(child);
         };
         let _making = tied.then(|| over.make(&group));
         let (membership, store) = (Membership::Group(group), parent.0._store.clone());
@@ -252,6 +254,17 @@ mod tests {
     use crate::deadline::Deadline;
     use crate::error::Status;
     use crate::reduce::{DataType, Operator};
+
+    #[test]
+    fn a_child_of_one_rank_has_its_parents_limit_of_blocks_too() {
+        let [first, second] = pair([PATIENCE; 2]);
+        first.limit_blocks(3);
+        let own = first.group("own", &[0]).expect("alone");
+        assert_eq!(own.max_blocks(), 3);
+        let copy = own.duplicate().expect("alone");
+        assert_eq!(copy.max_blocks(), 3);
+        drop(second);
+    }
 
     #[test]
     fn all_steps_of_a_split_have_one_timeout() {

@@ -233,10 +233,13 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::fd::{AsFd, BorrowedFd};
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use super::super::tests::{KEY, frame};
-    use super::super::{Destination, Event};
+    use super::super::{Destination, Event, Frames, Piece, Source, Ticket};
     use super::*;
+    use crate::deadline::Deadline;
     use crate::engine::wire::Key;
     use crate::transport::Stream;
 
@@ -324,6 +327,35 @@ mod tests {
         assert!(matches!(came.next(), Some(Event::Complete(word)) if word.frame.key == other));
         assert!(matches!(came.next(), Some(Event::Frame(piece)) if piece.key == KEY));
         drop(opened);
+    }
+
+    #[test]
+    fn a_piece_that_is_given_up_midway_is_seen_out_by_who_flushes() {
+        const LEN: usize = 4 << 20;
+        let (mut lane, _flows, mut far) = hauled();
+        let (bytes, ticket) = (vec![7u8; LEN], Ticket { mailbox: 1, step: 0 });
+        let piece = Piece { key: KEY, left: Arc::new(AtomicUsize::new(1)) };
+        let from = Source { address: bytes.as_ptr(), len: LEN };
+        lane.push_piece((frame(FrameKind::Data, KEY, 0, LEN, LEN), from, ticket, piece));
+        while lane.haul(&|| false).moved {}
+        assert!(lane.cancel(1, Frames::Any, |_| panic!("some of it has gone")));
+        drop(bytes);
+        std::thread::scope(|scope| {
+            let all = scope.spawn(move || {
+                let mut all = vec![0; FRAME_BYTES + LEN];
+                far.read_exact(&mut all).map(|()| all)
+            });
+            // Nobody hauls any more.
+            let end = Deadline::after(Duration::from_secs(20));
+            while lane.owes() && !end.expired() {
+                assert!(!lane.flush(|_, _| panic!("nobody is to be told")).is_err());
+            }
+            let owes = lane.owes();
+            drop(lane);
+            assert!(!owes, "the rest does not go out");
+            let all = all.join().expect("no panic").expect("all of it comes");
+            assert!(all[FRAME_BYTES..] == vec![7; LEN], "other bytes");
+        });
     }
 
     #[test]

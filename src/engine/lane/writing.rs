@@ -173,7 +173,7 @@ impl Lane {
 
     /// The owner of `mailbox` is about to let go of its buffers: nothing may touch them from here on.
     /// Messages that have begun are finished for the stream's sake, from a copy or into nothing. Whether any
-    /// has begun to go out. `drop` is called for each frame of which nothing had gone, with the key of its
+    /// has begun to go out, or has gone whole without anybody having been told. `drop` is called for each frame of which nothing had gone, with the key of its
     /// message when it was a piece.
     pub fn cancel(&mut self, mailbox: u32, frames: Frames, mut drop: impl FnMut(Option<Key>)) -> bool {
         let is_its = |out: &Outgoing| out.ticket.is_some_and(|ticket| ticket.mailbox == mailbox);
@@ -185,7 +185,8 @@ impl Lane {
             }
             begun += 1;
             out.payload = Payload::Owned(out.payload.bytes().to_vec());
-            out.ticket = None;
+            // No load any more: whoever flushes sees it out.
+            (out.ticket, out.piece) = (None, None);
             true
         };
         match frames {
@@ -199,9 +200,10 @@ impl Lane {
             }
         }
         self.owed += begun;
+        let untold = self.finished.len();
         self.finished.retain(|(ticket, _)| ticket.mailbox != mailbox);
         self.blocked &= !self.outgoing.is_empty();
-        begun > 0
+        begun > 0 || self.finished.len() < untold
     }
 
     /// Where a frame waits. What is given up is most often what was called last, or first.

@@ -8,6 +8,7 @@ use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
 use super::{Messages, kept};
 use crate::engine::lane::{Incoming, Target};
 use crate::engine::pairs::{From, Waiting};
+use crate::engine::shelf::Shelved;
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status, fail};
 
@@ -130,6 +131,13 @@ impl Messages {
                         self.refuse(peer, &posted, frame.key);
                     }
                     self.mismatch(posted.ticket, mismatch);
+                } else if eager && frame.length == 0 {
+                    // Whole with its header: who has the lane next may be another.
+                    let ticket = posted.ticket;
+                    self.receiving.remove(&key);
+                    self.peers[peer as usize].received(0);
+                    self.note_done(ticket);
+                    self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Discard);
                 } else if eager {
                     posted.take(frame.length)?;
                     let target = Target::User(posted.into);
@@ -141,7 +149,11 @@ impl Messages {
             Some(_) => return Err(Error::new(Status::Internal, "a message came twice")),
             None => {
                 self.unasked(peer, &frame);
-                let early = if eager {
+                let early = if eager && frame.length == 0 {
+                    self.unexpected_bytes += kept(0);
+                    self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Discard);
+                    Early::Eager(frame.signature, Shelved::default())
+                } else if eager {
                     self.unexpected_bytes += kept(frame.length as usize);
                     match self.shelf.take(frame.length as usize) {
                         Some(shelved) => {

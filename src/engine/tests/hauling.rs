@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::engine::endpoint::lock;
+use crate::engine::messages::Remains;
 use crate::engine::wire::{Frame, FrameKind};
 use crate::transport::service::hold_service;
 
@@ -151,6 +152,52 @@ fn what_a_helper_has_found_of_a_withdrawn_message_is_not_written_where_the_next_
     let sent = send(&groups[0], 1, &bytes);
     [sent, received].iter().for_each(|running| end_in_time(running));
     assert!(came == bytes, "other bytes");
+}
+
+#[test]
+fn a_send_that_a_helper_has_written_whole_is_complete_when_it_is_given_up() {
+    let _alone = alone();
+    let groups = threaded_pair();
+    let (held, bytes) = (hold_service(), pattern(1000, 5));
+    let mut messages = groups[0].endpoint().messages();
+    let (group, mailbox) = (groups[0].id(), messages.mailbox());
+    let sequence = messages.next_in_pair(1, group);
+    let key = Key { group, tag: 1, sequence, slot: 0, class: Class::PointToPoint };
+    let signature = Signature { kind: Kind::Send, count: 1000, ..BARRIER };
+    let from = Source { address: bytes.as_ptr(), len: bytes.len() };
+    messages.send(1, key, signature, from, Ticket { mailbox, step: 0 });
+    // By whoever hauls the lane: it has yet to tell.
+    let hauled = messages.lanes(1)[0].lock().haul(&|| false);
+    assert!(hauled.moved && hauled.tells);
+    assert_eq!(messages.cancel(mailbox), Remains::Whole);
+    drop((messages, held));
+    let mut came = vec![0; 1000];
+    end_in_time(&receive(&groups[1], 1, &mut came));
+    assert!(came == bytes, "other bytes");
+}
+
+#[test]
+fn a_word_is_there_with_its_frame_whoever_looks_at_the_lane_next() {
+    let _alone = alone();
+    let groups = threaded_pair();
+    let _held = hold_service();
+    let key = |tag| Key { group: groups[0].id(), tag, sequence: 0, slot: 1, class: Class::Tagged };
+    let signature = Signature { kind: Kind::Barrier, ..BARRIER };
+    // One that is awaited, and one that nobody has asked for yet.
+    let mut messages = groups[1].endpoint().messages();
+    let mailbox = messages.mailbox();
+    let nothing = Destination { address: std::ptr::null_mut(), len: 0 };
+    messages.receive(0, key(1), signature, nothing, Ticket { mailbox, step: 1 });
+    for tag in [1, 2] {
+        groups[0].endpoint().messages().notify(1, key(tag), signature);
+        let end = Deadline::after(LOST);
+        while !messages.read_frame(0, 0) {
+            assert!(!end.expired(), "it does not come");
+        }
+    }
+    messages.receive(0, key(2), signature, nothing, Ticket { mailbox, step: 2 });
+    assert_eq!(messages.look(mailbox).done, [1, 2]);
+    messages.cancel(mailbox);
 }
 
 #[test]
