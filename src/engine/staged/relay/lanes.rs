@@ -225,6 +225,14 @@ impl Lanes {
         }
     }
 
+    /// Whether nothing more goes between this rank and some member.
+    pub(super) fn are_broken(&self) -> bool {
+        match self {
+            Lanes::Shared(_) => false,
+            Lanes::Wired(wire) => wire.is_broken(),
+        }
+    }
+
     /// An error when a member that is waited for never comes so far.
     pub(super) fn check(&self, group: &Group, watch: &mut Watch, member: usize) -> Result<()> {
         match self {

@@ -48,6 +48,8 @@ impl Making {
             Making::Unbegun | Making::Offered => 0,
             Making::Underway(made) => match made.get() {
                 None => 0,
+                // They were, but no call would come through.
+                Some(Some(lanes)) if lanes.are_broken() => NEVER,
                 Some(Some(_)) => READY,
                 Some(None) => NEVER,
             },

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::lanes::{Crew, Pinned};
-use super::mover::{self, Account, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets, Told};
+use super::mover::{self, Account, Bell, Frame, Mover, Outbox, PARCEL, Parcel, Parcels, Sockets, Told};
 use super::route::{LANE_BYTES, RELAY_LANES, Route};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::RegisteredBuffer;
@@ -25,7 +25,7 @@ use crate::deadline::Deadline;
 use crate::engine::direct::Mark;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::engine::group::{CATCHING_UP, Group};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::sys;
 use crate::sys::aside::Aside;
 use crate::transport::Link;
@@ -137,12 +137,7 @@ impl Wire {
                 sockets[member] = stream.into_socket().map(Arc::new);
             }
         }
-        for (mover, sockets) in sockets.into_iter().enumerate() {
-            let hub = self.hub.clone();
-            sys::process::spawn("unisono-mover", move || serve(&hub, mover, sockets))
-                .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
-        }
-        Ok(())
+        self.hub.begin(sockets)
     }
 
     /// The memory of all lanes, without what moves anything there.
@@ -222,23 +217,22 @@ impl Wire {
     /// An error when nothing more comes from a member that is waited for, once there has been time for a
     /// better cause.
     pub(super) fn check(&self, group: &Group, member: usize) -> Result<()> {
-        match self.hub.end(member) {
-            Some(why) => {
-                let who = group.describe_rank(self.hub.crew.rank(member));
-                fail!(PeerFailed, "{who} has left, or a connection to it broke: {why}")
-            }
-            None => Ok(()),
-        }
+        self.hub.check(member, |rank| group.describe_rank(rank))
+    }
+
+    /// Whether nothing more comes from some member, or goes there.
+    pub(super) fn is_broken(&self) -> bool {
+        (0..self.hub.size).any(|member| self.hub.is_cut(member))
     }
 }
 
 /// What the thread of a mover does.
-fn serve(hub: &Hub, mover: usize, sockets: Sockets) {
-    let served = mover::run(hub, mover, &sockets);
+fn serve(hub: &Hub, mover: Mover) {
+    let (number, served) = (mover.number, mover::run(hub, &mover));
     // The others see its connections end.
-    drop(sockets);
+    drop(mover);
     if let Err(cause) = served {
-        hub.gave_up(mover, &cause);
+        hub.gave_up(number, &cause);
     }
 }
 
@@ -290,6 +284,8 @@ pub(super) struct Hub {
     held: AtomicU8,
     /// By member.
     ends: Vec<End>,
+    /// Why this rank itself moves nothing more.
+    trouble: OnceLock<Error>,
 }
 
 /// Movers that are to do nothing.
@@ -352,7 +348,21 @@ impl Hub {
             #[cfg(test)]
             held: AtomicU8::new(Held::None as u8),
             ends: (0..size).map(|_| End::default()).collect(),
+            trouble: OnceLock::new(),
         })
+    }
+
+    /// Starts the movers, with the connections of each, if there is what all of them need.
+    fn begin(self: &Arc<Self>, sockets: Vec<Sockets>) -> Result<()> {
+        let equip = |(number, sockets)| Mover::new(self, number, sockets);
+        let movers: std::io::Result<Vec<Mover>> = sockets.into_iter().enumerate().map(equip).collect();
+        let movers = movers.map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
+        for mover in movers {
+            let hub = self.clone();
+            sys::process::spawn("unisono-mover", move || serve(&hub, mover))
+                .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
+        }
+        Ok(())
     }
 
     fn lane(&self, member: usize, lane: u64) -> *mut u8 {
@@ -482,6 +492,10 @@ impl Hub {
 
     /// A mover has ended, since the kernel refused it something.
     fn gave_up(&self, mover: usize, why: &std::io::Error) {
+        // Before the others are cut off, which is none of their doing.
+        let who = self.crew.rank(self.rank);
+        let trouble = format!("a thread that moves pieces for rank {who} has ended: {why}");
+        let _ = self.trouble.set(Error::new(Status::System, trouble));
         for member in (0..self.size).filter(|member| *member != self.rank) {
             self.cut(member, why);
             // No other mover may be left that empties it.
@@ -503,6 +517,16 @@ impl Hub {
 
     pub(super) fn is_cut(&self, member: usize) -> bool {
         self.ends[member].cut.get().is_some()
+    }
+
+    /// An error when nothing more comes from a member, as `name` calls its rank; at once if that is this
+    /// rank's own affair.
+    fn check(&self, member: usize, name: impl FnOnce(u32) -> String) -> Result<()> {
+        if let Some(trouble) = self.trouble.get() {
+            return Err(trouble.clone());
+        }
+        let Some(why) = self.end(member) else { return Ok(()) };
+        fail!(PeerFailed, "{} has left, or a connection to it broke: {why}", name(self.crew.rank(member)))
     }
 
     /// Why nothing more comes from a member, once there has been time for a better cause.

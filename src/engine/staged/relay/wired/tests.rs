@@ -6,6 +6,8 @@ use std::thread::JoinHandle;
 
 use socket2::Socket;
 
+use super::super::lanes::{Lanes, Seat};
+use super::super::making::{Making, NEVER, READY};
 use super::*;
 use crate::cuda::double::{Double, Order};
 use crate::rendezvous::secret::SecretKey;
@@ -41,11 +43,17 @@ fn hub_of(endpoint: Weak<Endpoint>) -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
     (Arc::new(hub), here, there)
 }
 
+/// A mover's only connection.
+fn to_other(socket: Socket) -> Sockets {
+    vec![None, Some(Arc::new(Unshared::new(socket)))]
+}
+
 /// Starts one mover for each connection.
 fn begin(hub: &Arc<Hub>, here: Vec<Socket>) -> Movers {
-    let movers = here.into_iter().enumerate().map(|(mover, socket)| {
-        let (hub, sockets) = (hub.clone(), vec![None, Some(Arc::new(Unshared::new(socket)))]);
-        std::thread::spawn(move || serve(&hub, mover, sockets))
+    let movers = here.into_iter().enumerate().map(|(number, socket)| {
+        let mover = Mover::new(hub, number, to_other(socket)).expect("descriptors");
+        let hub = hub.clone();
+        std::thread::spawn(move || serve(&hub, mover))
     });
     Movers(hub.clone(), movers.collect())
 }
@@ -173,19 +181,49 @@ fn what_a_rank_has_told_before_it_left_counts_whatever_is_written_to_it_then() {
 }
 
 #[test]
-fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
+fn movers_that_lack_something_do_not_begin() {
     let (hub, mut here, there) = hub();
     // The kernel watches no files.
     let file = std::fs::File::open("/proc/self/exe").expect("a file");
     here[DONE] = Socket::from(std::os::fd::OwnedFd::from(file));
+    let refused = hub.begin(here.into_iter().map(to_other).collect()).expect_err("one cannot watch");
+    assert_eq!(refused.status(), Status::System);
+    assert!(refused.text().starts_with("no descriptors for a group's movers: "), "{refused}");
+    assert_eq!(Arc::strong_count(&hub), 1, "none has begun");
+    drop(there);
+}
+
+#[test]
+fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
+    let (hub, mut here, there) = hub();
+    here.pop();
     tell_done(&hub, 0);
     assert!(!is_told(&hub, 0));
     let _movers = begin(&hub, here);
+    hub.gave_up(DONE, &ErrorKind::OutOfMemory.into());
     wait_until("what was posted before", || is_told(&hub, 0));
     tell_done(&hub, 1);
     wait_until("what is posted behind that", || is_told(&hub, 1));
+    // The other rank has no part in it.
+    let error = hub.check(OTHER, |_| unreachable!()).expect_err("nothing moves");
+    assert_eq!(error.status(), Status::System);
+    assert_eq!(error.text(), "a thread that moves pieces for rank 0 has ended: out of memory");
     wait_until("the end", || hub.end(OTHER).is_some());
     drop(there);
+}
+
+#[test]
+fn lanes_that_nothing_comes_to_any_more_are_said_to_be_none() {
+    let (hub, ..) = hub();
+    let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 9 };
+    let port = Arc::downgrade(&hub) as Weak<dyn Port>;
+    let registration = Registration::new(identity, Options::default(), port).expect("a registration");
+    let wire = Wire { hub: hub.clone(), registration: Aside::new(registration, "the test's connections") };
+    let seat = Seat::new(Crew::all(0, 2));
+    *seat.making() = Making::Underway(Arc::new(Some(Arc::new(Lanes::Wired(wire))).into()));
+    assert_eq!(seat.says(), READY);
+    hub.gave_up(0, &ErrorKind::OutOfMemory.into());
+    assert_eq!(seat.says(), NEVER);
 }
 
 fn asleep(hub: &Hub) -> usize {
