@@ -23,7 +23,7 @@ use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::quiet::Quietly;
 use crate::deadline::Deadline;
 use crate::engine::direct::Mark;
-use crate::engine::endpoint::{Endpoint, lock};
+use crate::engine::endpoint::{Visitor, lock};
 use crate::engine::group::{CATCHING_UP, Group};
 use crate::error::{Error, Result, Status, fail};
 use crate::sys;
@@ -84,7 +84,7 @@ impl Wire {
         let options =
             Options { shm: false, tcp_streams: Some(CONNECTIONS), segment_bytes: 0, ..options.clone() };
         let endpoint = group.endpoint();
-        let hub = Hub::new(crew, Arc::downgrade(endpoint), endpoint.is_crowded())
+        let hub = Hub::new(crew, Visitor::of(&Arc::downgrade(endpoint)), endpoint.is_crowded())
             .map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
@@ -259,7 +259,8 @@ pub(super) struct Hub {
     /// This rank's number in it, and how many there are.
     rank: usize,
     size: usize,
-    endpoint: Weak<Endpoint>,
+    /// That of the group: whoever lets go of it waits for a mover that has it for a moment.
+    endpoint: Visitor,
     crowded: bool,
     /// By member, until the movers begin.
     links: Mutex<Vec<Option<Result<Link>>>>,
@@ -327,7 +328,7 @@ struct Coming {
 }
 
 impl Hub {
-    fn new(crew: Crew, endpoint: Weak<Endpoint>, crowded: bool) -> std::io::Result<Hub> {
+    fn new(crew: Crew, endpoint: Visitor, crowded: bool) -> std::io::Result<Hub> {
         let (rank, size) = (crew.number as usize, crew.size as usize);
         Ok(Hub {
             crew,
@@ -537,7 +538,7 @@ impl Hub {
             return None;
         }
         // The service thread of this process may be behind with what has come.
-        let has_heard = self.endpoint.upgrade().is_none_or(|endpoint| {
+        let has_heard = self.endpoint.enter().is_none_or(|endpoint| {
             heard.get_or_init(|| endpoint.registration().caught_up()).load(Ordering::Acquire)
         });
         (has_heard || at.elapsed() > DOUBT + CATCHING_UP).then_some(why)
@@ -545,7 +546,7 @@ impl Hub {
 
     /// Whoever waits for a call looks at it again.
     pub(super) fn rouse(&self) {
-        if let Some(endpoint) = self.endpoint.upgrade() {
+        if let Some(endpoint) = self.endpoint.enter() {
             endpoint.rouse();
         }
     }

@@ -10,6 +10,7 @@ use super::super::lanes::{Lanes, Seat};
 use super::super::making::{Making, NEVER, READY};
 use super::*;
 use crate::cuda::double::{Double, Order};
+use crate::engine::endpoint::Endpoint;
 use crate::rendezvous::secret::SecretKey;
 use crate::sys::epoll::{Epoll, Interest};
 use crate::sys::fork::Unshared;
@@ -27,7 +28,7 @@ fn hub() -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
 }
 
 fn hub_of(endpoint: Weak<Endpoint>) -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
-    let hub = Hub::new(Crew::all(0, 2), endpoint, false).expect("descriptors");
+    let hub = Hub::new(Crew::all(0, 2), Visitor::of(&endpoint), false).expect("descriptors");
     let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
     let memory = RegisteredBuffer::new(&devices, 0, 2 * BYTES).expect("memory");
     let memory = Quietly::new(&devices, memory);
@@ -41,6 +42,14 @@ fn hub_of(endpoint: Weak<Endpoint>) -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
     };
     let (here, there) = (0..CONNECTIONS).map(pair).unzip();
     (Arc::new(hub), here, there)
+}
+
+fn identity() -> Identity {
+    Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 9 }
+}
+
+fn endpoint() -> Arc<Endpoint> {
+    Endpoint::new(identity(), Options::default()).expect("an endpoint")
 }
 
 /// A mover's only connection.
@@ -126,8 +135,7 @@ fn a_rank_that_leaves_may_have_bytes_on_their_way_for_as_long_as_they_take() {
 
 #[test]
 fn what_others_have_said_goes_before_the_end_of_connections_however_late_it_is_read() {
-    let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 9 };
-    let endpoint = Endpoint::new(identity, Options::default()).expect("an endpoint");
+    let endpoint = endpoint();
     let (hub, _here, _there) = hub_of(Arc::downgrade(&endpoint));
     let held = hold_service();
     let long_ago = Instant::now().checked_sub(2 * DOUBT).expect("the machine has run for longer");
@@ -137,6 +145,32 @@ fn what_others_have_said_goes_before_the_end_of_connections_however_late_it_is_r
     assert_eq!(hub.end(OTHER), None);
     drop(held);
     wait_until("the end", || hub.end(OTHER).is_some());
+}
+
+#[test]
+fn no_mover_has_the_endpoint_any_more_when_the_program_has_let_go_of_it() {
+    for _ in 0..100 {
+        let endpoint = endpoint();
+        let (this, parting) = (Arc::downgrade(&endpoint), endpoint.registration().parting());
+        let hub = Hub::new(Crew::all(0, 2), Visitor::of(&this), false).expect("descriptors");
+        let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mover = || {
+            while !over.load(Ordering::Relaxed) {
+                hub.rouse();
+                begun.store(true, Ordering::Relaxed);
+            }
+        };
+        let held = std::thread::scope(|scope| {
+            scope.spawn(mover);
+            wait_until("a beginning", || begun.load(Ordering::Relaxed));
+            drop(endpoint);
+            drop(parting);
+            let held = this.strong_count() > 0;
+            over.store(true, Ordering::Relaxed);
+            held
+        });
+        assert!(!held);
+    }
 }
 
 #[test]
@@ -215,9 +249,8 @@ fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
 #[test]
 fn lanes_that_nothing_comes_to_any_more_are_said_to_be_none() {
     let (hub, ..) = hub();
-    let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 9 };
     let port = Arc::downgrade(&hub) as Weak<dyn Port>;
-    let registration = Registration::new(identity, Options::default(), port).expect("a registration");
+    let registration = Registration::new(identity(), Options::default(), port).expect("a registration");
     let wire = Wire { hub: hub.clone(), registration: Aside::new(registration, "the test's connections") };
     let seat = Seat::new(Crew::all(0, 2));
     *seat.making() = Making::Underway(Arc::new(Some(Arc::new(Lanes::Wired(wire))).into()));
