@@ -233,11 +233,16 @@ impl Lanes {
         }
     }
 
-    /// An error when a member that is waited for never comes so far.
-    pub(super) fn check(&self, group: &Group, watch: &mut Watch, member: usize) -> Result<()> {
+    /// An error when a member that is waited for never comes so far; without a mark, never reads.
+    pub(super) fn check(
+        &self,
+        group: &Group,
+        watch: &mut Watch,
+        (member, mark): (usize, Option<Mark>),
+    ) -> Result<()> {
         match self {
             Lanes::Shared(_) => watch.look(group, member),
-            Lanes::Wired(wire) => wire.check(group, member),
+            Lanes::Wired(wire) => wire.check(group, member, mark),
         }
     }
 }

@@ -214,10 +214,10 @@ impl Wire {
         others.filter(move |member| hub.told[*member].load(Ordering::Acquire) < pieces)
     }
 
-    /// An error when nothing more comes from a member that is waited for, once there has been time for a
-    /// better cause.
-    pub(super) fn check(&self, group: &Group, member: usize) -> Result<()> {
-        self.hub.check(member, |rank| group.describe_rank(rank))
+    /// An error when what a member is waited for does not come any more, once there has been time for a
+    /// better cause. No mark: it is to read.
+    pub(super) fn check(&self, group: &Group, member: usize, mark: Option<Mark>) -> Result<()> {
+        self.hub.check(member, mark, |rank| group.describe_rank(rank))
     }
 
     /// Whether nothing more comes from some member, or goes there.
@@ -305,15 +305,29 @@ pub enum Held {
 struct End {
     /// Those that have not.
     open: AtomicUsize,
-    /// When and why nothing more comes over any.
-    cut: OnceLock<(Instant, String)>,
-    /// Whether this rank knows by now what the others have said until some time after that.
-    heard: OnceLock<Arc<AtomicBool>>,
+    /// Nothing more comes over any.
+    cut: OnceLock<Cut>,
+    /// Nothing more tells that the member is done with a lane.
+    done: OnceLock<Cut>,
 }
 
 impl Default for End {
     fn default() -> End {
-        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new(), heard: OnceLock::new() }
+        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new(), done: OnceLock::new() }
+    }
+}
+
+/// When and why something comes no more.
+struct Cut {
+    at: Instant,
+    why: String,
+    /// Whether this rank knows by now what the others have said until some time after that.
+    heard: OnceLock<Arc<AtomicBool>>,
+}
+
+impl Cut {
+    fn new(at: Instant, why: &std::io::Error) -> Cut {
+        Cut { at, why: why.to_string(), heard: OnceLock::new() }
     }
 }
 
@@ -485,6 +499,11 @@ impl Hub {
         let left = why.kind() == ErrorKind::UnexpectedEof
             // The marks that this rank had for it are of no use to it any more.
             || mover == DONE && mover::is_gone(why);
+        if mover == DONE && !self.is_cut(member) {
+            // Whoever waits for a lane need not wait for the end of the others, which may be far.
+            let _ = self.ends[member].done.set(Cut::new(Instant::now(), why));
+            self.rouse();
+        }
         let last = self.ends[member].open.fetch_sub(1, Ordering::AcqRel) == 1;
         if last || !left {
             self.cut(member, why);
@@ -510,7 +529,7 @@ impl Hub {
         if self.is_closing() {
             return;
         }
-        if self.ends[member].cut.set((Instant::now(), why.to_string())).is_ok() {
+        if self.ends[member].cut.set(Cut::new(Instant::now(), why)).is_ok() {
             self.bells.iter().for_each(Bell::wake);
         }
         self.rouse();
@@ -520,20 +539,22 @@ impl Hub {
         self.ends[member].cut.get().is_some()
     }
 
-    /// An error when nothing more comes from a member, as `name` calls its rank; at once if that is this
-    /// rank's own affair.
-    fn check(&self, member: usize, name: impl FnOnce(u32) -> String) -> Result<()> {
+    /// An error when no such mark comes of a member any more, or nothing at all, as `name` calls its rank; at
+    /// once if that is this rank's own affair.
+    fn check(&self, member: usize, mark: Option<Mark>, name: impl FnOnce(u32) -> String) -> Result<()> {
         if let Some(trouble) = self.trouble.get() {
             return Err(trouble.clone());
         }
-        let Some(why) = self.end(member) else { return Ok(()) };
+        let Some(why) = self.end(member, mark) else { return Ok(()) };
         fail!(PeerFailed, "{} has left, or a connection to it broke: {why}", name(self.crew.rank(member)))
     }
 
-    /// Why nothing more comes from a member, once there has been time for a better cause.
-    fn end(&self, member: usize) -> Option<&str> {
-        let End { cut, heard, .. } = &self.ends[member];
-        let (at, why) = cut.get()?;
+    /// Why no such mark comes of a member any more, or nothing at all, once there has been time for a better
+    /// cause.
+    fn end(&self, member: usize, mark: Option<Mark>) -> Option<&str> {
+        let End { cut, done, .. } = &self.ends[member];
+        let done = if mark == Some(Mark::Done) { done.get() } else { None };
+        let Cut { at, why, heard } = done.or_else(|| cut.get())?;
         if at.elapsed() <= DOUBT {
             return None;
         }

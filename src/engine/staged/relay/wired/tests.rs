@@ -125,12 +125,12 @@ fn a_rank_that_leaves_may_have_bytes_on_their_way_for_as_long_as_they_take() {
     there.pop();
     wait_until("two ends", || hub.ends[OTHER].open.load(Ordering::Acquire) == CONNECTIONS - 2);
     std::thread::sleep(2 * DOUBT);
-    assert_eq!(hub.end(OTHER), None);
+    assert_eq!(hub.end(OTHER, None), None);
     there[1].write_all(&half(0, true)).expect("it is written");
     wait_until("the piece", || has_come(&hub, Mark::Given, 0));
-    assert_eq!(hub.end(OTHER), None);
+    assert_eq!(hub.end(OTHER, None), None);
     drop(there);
-    wait_until("the end", || hub.end(OTHER).is_some());
+    wait_until("the end", || hub.end(OTHER, None).is_some());
 }
 
 #[test]
@@ -139,12 +139,12 @@ fn what_others_have_said_goes_before_the_end_of_connections_however_late_it_is_r
     let (hub, _here, _there) = hub_of(Arc::downgrade(&endpoint));
     let held = hold_service();
     let long_ago = Instant::now().checked_sub(2 * DOUBT).expect("the machine has run for longer");
-    let _ = hub.ends[OTHER].cut.set((long_ago, "it is reset".into()));
-    assert_eq!(hub.end(OTHER), None);
+    let _ = hub.ends[OTHER].cut.set(Cut::new(long_ago, &ErrorKind::ConnectionReset.into()));
+    assert_eq!(hub.end(OTHER, None), None);
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(hub.end(OTHER), None);
+    assert_eq!(hub.end(OTHER, None), None);
     drop(held);
-    wait_until("the end", || hub.end(OTHER).is_some());
+    wait_until("the end", || hub.end(OTHER, None).is_some());
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_connection_that_breaks_takes_the_others_with_it() {
         connection.set_read_timeout(Some(PATIENCE)).expect("a socket");
         assert_eq!(connection.read(&mut [0]).expect("its end"), 0);
     }
-    wait_until("the end", || hub.end(OTHER).is_some());
+    wait_until("the end", || hub.end(OTHER, None).is_some());
 }
 
 #[test]
@@ -215,6 +215,28 @@ fn what_a_rank_has_told_before_it_left_counts_whatever_is_written_to_it_then() {
 }
 
 #[test]
+fn whoever_waits_for_a_lane_learns_of_the_end_of_what_would_tell_it_alone() {
+    use std::io::Write;
+    let (hub, here, mut there) = hub();
+    let _movers = begin(&hub, here);
+    // It is reset, not closed.
+    let other = Socket::from(there.pop().expect("a connection"));
+    other.set_linger(Some(Duration::ZERO)).expect("a socket");
+    drop(other);
+    let check = |mark| hub.check(OTHER, mark, |rank| format!("rank {rank}"));
+    wait_until("the end", || check(Some(Mark::Done)).is_err());
+    let error = check(Some(Mark::Done)).expect_err("it stays so");
+    assert_eq!(error.status(), Status::PeerFailed);
+    assert!(error.text().starts_with("rank 1 has left, or a connection to it broke: "), "{error}");
+    // Data comes as before.
+    assert!(!hub.is_cut(OTHER));
+    there[0].write_all(&half(0, false)).expect("it is written");
+    there[1].write_all(&half(0, true)).expect("it is written");
+    wait_until("the piece", || has_come(&hub, Mark::Given, 0));
+    assert_eq!((check(Some(Mark::Given)), check(None)), (Ok(()), Ok(())));
+}
+
+#[test]
 fn movers_that_lack_something_do_not_begin() {
     let (hub, mut here, there) = hub();
     // The kernel watches no files.
@@ -239,10 +261,10 @@ fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
     tell_done(&hub, 1);
     wait_until("what is posted behind that", || is_told(&hub, 1));
     // The other rank has no part in it.
-    let error = hub.check(OTHER, |_| unreachable!()).expect_err("nothing moves");
+    let error = hub.check(OTHER, None, |_| unreachable!()).expect_err("nothing moves");
     assert_eq!(error.status(), Status::System);
     assert_eq!(error.text(), "a thread that moves pieces for rank 0 has ended: out of memory");
-    wait_until("the end", || hub.end(OTHER).is_some());
+    wait_until("the end", || hub.end(OTHER, None).is_some());
     drop(there);
 }
 
