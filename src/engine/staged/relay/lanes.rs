@@ -121,9 +121,12 @@ impl Seat {
         self.pieces.load(Ordering::Relaxed)
     }
 
-    /// What moves pieces between ranks that share no memory, if there is that.
+    /// What moves pieces between ranks that share no memory, or may do so yet.
     #[cfg(test)]
     pub fn movers(&self) -> Option<std::sync::Weak<dyn Send + Sync>> {
+        if let Making::Unbegun(listening) = &*self.making() {
+            return listening.as_ref().map(Wire::movers);
+        }
         match &**self.agreed()? {
             Lanes::Wired(wire) => Some(wire.movers()),
             Lanes::Shared(_) => None,
