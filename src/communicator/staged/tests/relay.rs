@@ -428,6 +428,29 @@ fn a_rank_that_cannot_relay_has_all_go_the_ordinary_way(way: &str) {
     }
 }
 
+#[test]
+fn ranks_listen_once_however_many_calls_one_of_them_cannot_relay() {
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        if rank.rank == 0 {
+            rank.relay();
+        } else {
+            rank.context.cuda().pretend_limits(LIMITS);
+            // The double loads no modules.
+            rank.context.cuda().pretend_kernels(FoldKernels::apart());
+        }
+        let listening = || rank.group().relay().movers().expect("it listens");
+        rank.first_call();
+        let first = listening();
+        for _ in 0..10 {
+            rank.first_call();
+            assert!(listening().ptr_eq(&first));
+        }
+        assert_eq!(rank.relayed(), 0);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 fn calls_that_one_rank_cannot_relay_come_between_others(way: &str) {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
         let complaints = relaying(2, way, order, |rank| {

@@ -121,9 +121,12 @@ impl Seat {
         self.pieces.load(Ordering::Relaxed)
     }
 
-    /// What moves pieces between ranks that share no memory, if there is that.
+    /// What moves pieces between ranks that share no memory, or may do so yet.
     #[cfg(test)]
     pub fn movers(&self) -> Option<std::sync::Weak<dyn Send + Sync>> {
+        if let Making::Unbegun(listening) = &*self.making() {
+            return listening.as_ref().map(Wire::movers);
+        }
         match &**self.agreed()? {
             Lanes::Wired(wire) => Some(wire.movers()),
             Lanes::Shared(_) => None,
@@ -225,11 +228,24 @@ impl Lanes {
         }
     }
 
-    /// An error when a member that is waited for never comes so far.
-    pub(super) fn check(&self, group: &Group, watch: &mut Watch, member: usize) -> Result<()> {
+    /// Whether nothing more goes between this rank and some member.
+    pub(super) fn are_broken(&self) -> bool {
+        match self {
+            Lanes::Shared(_) => false,
+            Lanes::Wired(wire) => wire.is_broken(),
+        }
+    }
+
+    /// An error when a member that is waited for never comes so far; without a mark, never reads.
+    pub(super) fn check(
+        &self,
+        group: &Group,
+        watch: &mut Watch,
+        (member, mark): (usize, Option<Mark>),
+    ) -> Result<()> {
         match self {
             Lanes::Shared(_) => watch.look(group, member),
-            Lanes::Wired(wire) => wire.check(group, member),
+            Lanes::Wired(wire) => wire.check(group, member, mark),
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::lanes::Lanes;
+use super::lanes::{Crew, Lanes};
 use super::shared;
 use super::wired::Wire;
 use crate::cuda::context::Devices;
@@ -28,11 +28,10 @@ pub(super) const NEVER: u64 = 4;
 type Made = OnceLock<Option<Arc<Lanes>>>;
 
 /// How far this rank has come with its lanes.
-#[derive(Default)]
 pub(super) enum Making {
-    /// The members have not met yet in a call that all of them could have relayed.
-    #[default]
-    Unbegun,
+    /// The members have not met yet in a call that all of them could have relayed. What listens for them, from
+    /// the first call on that met by messages.
+    Unbegun(Option<Wire>),
     /// Ranks that share memory: this one has told the others where its lanes are.
     Offered,
     /// A thread is at work, or has been.
@@ -41,13 +40,21 @@ pub(super) enum Making {
     Never,
 }
 
+impl Default for Making {
+    fn default() -> Making {
+        Making::Unbegun(None)
+    }
+}
+
 impl Making {
     /// What this rank says of its lanes.
     pub(super) fn says(&self) -> u64 {
         match self {
-            Making::Unbegun | Making::Offered => 0,
+            Making::Unbegun(_) | Making::Offered => 0,
             Making::Underway(made) => match made.get() {
                 None => 0,
+                // They were, but no call would come through.
+                Some(Some(lanes)) if lanes.are_broken() => NEVER,
                 Some(Some(_)) => READY,
                 Some(None) => NEVER,
             },
@@ -71,7 +78,7 @@ impl Making {
         (devices, device): (&Arc<Devices>, u32),
     ) {
         match self {
-            Making::Unbegun => {
+            Making::Unbegun(_) => {
                 shared::offer(group, direct);
                 *self = Making::Offered;
             }
@@ -86,14 +93,28 @@ impl Making {
         }
     }
 
-    /// The first call has met by messages, and where everybody listens is known.
+    /// What listens for the other members, the same in all calls. `None`: they have met.
+    pub(super) fn listen(&mut self, group: &Group, crew: Crew) -> Option<Result<&Wire>> {
+        let Making::Unbegun(listening) = self else { return None };
+        if listening.is_none() {
+            match Wire::listen(group, crew) {
+                Ok(wire) => *listening = Some(wire),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        listening.as_ref().map(Ok)
+    }
+
+    /// A call has met by messages that all members could have relayed, and where they listen is known, if all
+    /// do.
     pub(super) fn connect(
         &mut self,
         group: &Group,
-        wire: Wire,
-        addresses: Vec<PeerAddress>,
+        addresses: Option<Vec<PeerAddress>>,
         (devices, device): (&Arc<Devices>, u32),
     ) {
+        let begun = std::mem::replace(self, Making::Never);
+        let (Making::Unbegun(Some(wire)), Some(addresses)) = (begun, addresses) else { return };
         let devices = devices.clone();
         *self = Making::start(group, move |is_wanted| {
             wire.connect(addresses, &devices, device, is_wanted)?;

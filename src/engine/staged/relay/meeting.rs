@@ -6,14 +6,12 @@ use std::task::Poll;
 
 use super::super::StreamOrder;
 use super::lanes::Seat;
-use super::making::{CAN, Making, say_no};
-use super::wired::Wire;
+use super::making::{CAN, say_no};
 use crate::engine::bootstrap::{RECORD_BYTES, read_record, record};
 use crate::engine::direct::Direct;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::Operation;
 use crate::error::Result;
-use crate::transport::address::PeerAddress;
 
 /// Makes the operation that gathers as many bytes of each rank, from the first address, to all, at the
 /// second.
@@ -69,7 +67,7 @@ enum Stage {
     /// By messages: nothing is sent yet.
     Begin,
     /// What the ranks say, with their addresses as long as no lanes are being made.
-    Greet(Gathering, Option<Wire>),
+    Greet(Gathering),
     Over,
 }
 
@@ -95,7 +93,7 @@ impl Meeting {
 
     /// Gives up.
     pub(super) fn abandon(&mut self, group: &Group) {
-        if let Stage::Greet(gathering, _) = &mut self.stage {
+        if let Stage::Greet(gathering) = &mut self.stage {
             gathering.operation.abandon(group);
         }
         self.stage = Stage::Over;
@@ -106,7 +104,7 @@ impl Meeting {
         let absent = match (&self.place, &self.stage) {
             (Place::Boards(direct), Stage::Enter(call)) => direct.absent(call.saturating_sub(1)),
             (Place::Boards(direct), Stage::Arrive(call)) => direct.absent(*call),
-            (_, Stage::Greet(gathering, _)) => return gathering.operation.waits_for(group),
+            (_, Stage::Greet(gathering)) => return gathering.operation.waits_for(group),
             _ => None,
         };
         absent.into_iter().map(|member| member as u32).collect()
@@ -180,12 +178,12 @@ impl Meeting {
         }
         // In its place until all has come: whoever gives the call up finds it there, and has nothing more
         // written to its memory.
-        let Stage::Greet(gathering, _) = &mut self.stage else { return Ok(Met::Parts) };
+        let Stage::Greet(gathering) = &mut self.stage else { return Ok(Met::Parts) };
         match gathering.operation.advance(group) {
             Poll::Pending => return Ok(Met::Pending),
             Poll::Ready(result) => drop(result?),
         }
-        let Stage::Greet(gathering, wire) = std::mem::replace(&mut self.stage, Stage::Over) else {
+        let Stage::Greet(gathering) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return Ok(Met::Parts);
         };
         let long = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|index| bytes[index]));
@@ -198,15 +196,8 @@ impl Meeting {
         let first = gathering.own.len() > WORD_BYTES;
         if first && seat.lanes().is_none() && said.iter().all(|said| said & CAN != 0) {
             // A rank that could not listen has said nothing of an address.
-            let addresses: Option<Vec<PeerAddress>> =
-                words.iter().map(|word| read_record(&word[WORD_BYTES..]).ok()).collect();
-            let mut making = seat.making();
-            match (addresses, wire) {
-                (Some(addresses), Some(wire)) => {
-                    making.connect(group, wire, addresses, (&order.devices, order.device));
-                }
-                _ => *making = Making::Never,
-            }
+            let addresses = words.iter().map(|word| read_record(&word[WORD_BYTES..]).ok()).collect();
+            seat.making().connect(group, addresses, (&order.devices, order.device));
         }
         Ok(Met::Parts)
     }
@@ -214,26 +205,18 @@ impl Meeting {
     /// Begins to tell the others what this rank says, and where it listens, if no lanes are being made.
     fn greet(&mut self, gather: &Gather, group: &Group, turn: &Turn) -> Result<()> {
         let seat = &self.seat;
-        let first = seat.lanes().is_none() && matches!(*seat.making(), Making::Unbegun);
-        let wire = first.then(|| Wire::listen(group, seat.crew()));
         let mut own = Vec::from(self.say.scale.to_bits().to_le_bytes());
         own.extend_from_slice(&self.says().to_le_bytes());
-        let wire = wire.transpose().and_then(|wire| {
+        if let Some(wire) = seat.making().listen(group, seat.crew()) {
             let mut address = [0; RECORD_BYTES];
-            if let Some(wire) = &wire {
-                record(wire.own_address(), &mut address)?;
-                own.extend_from_slice(&address);
+            if let Err(error) = wire.and_then(|wire| record(wire.own_address(), &mut address)) {
+                say_no(group.name(), &error);
             }
-            Ok(wire)
-        });
-        let wire = wire.unwrap_or_else(|error| {
-            say_no(group.name(), &error);
-            None
-        });
-        own.resize(WORD_BYTES + if first { RECORD_BYTES } else { 0 }, 0);
+            own.extend_from_slice(&address);
+        }
         let turn = turn.at_piece(GREETING);
         let gathering = Gathering::begin(gather, group, turn, own, seat.crew().size)?;
-        self.stage = Stage::Greet(gathering, wire);
+        self.stage = Stage::Greet(gathering);
         Ok(())
     }
 }

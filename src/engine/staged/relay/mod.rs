@@ -285,8 +285,10 @@ impl Relay {
                 return Ok(Waits::Ended);
             }
             if run.progress == earlier {
-                if let Some(member) = stops.or_else(|| run.unwritten(&plan.route).first().copied()) {
-                    run.lanes.check(group, watch, member)?;
+                let stops = stops.map(|(member, mark)| (member, Some(mark)));
+                let unread = || run.unwritten(&plan.route).first().map(|member| (*member, None));
+                if let Some(awaited) = stops.or_else(unread) {
+                    run.lanes.check(group, watch, awaited)?;
                 }
                 if group.endpoint().is_parking() {
                     run.tracks.ring(&run.ringer)?;

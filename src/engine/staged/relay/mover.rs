@@ -286,19 +286,36 @@ struct Connection<'a> {
     ended: bool,
 }
 
-/// Moves what goes over a mover's connections until the hub closes.
-pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> {
-    let (bell, epoll) = (hub.bell(mover), Epoll::new()?);
-    epoll.watch(bell.event.as_fd(), BELL, READS)?;
-    let mut connections: Vec<Option<Connection<'_>>> = Vec::new();
-    for (member, socket) in sockets.iter().enumerate() {
-        let Some(socket) = socket else {
-            connections.push(None);
-            continue;
-        };
-        epoll.watch(socket.as_fd(), member as u64, READS)?;
-        connections.push(Some(Connection::new(socket, hub.outbox(mover, member))));
+/// What a mover works with, and all that it needs of the kernel: the others learn whether it has that before
+/// anything is to move.
+pub(super) struct Mover {
+    pub(super) number: usize,
+    sockets: Sockets,
+    epoll: Epoll,
+}
+
+impl Mover {
+    /// The one of this number.
+    pub(super) fn new(hub: &Hub, number: usize, sockets: Sockets) -> io::Result<Mover> {
+        let epoll = Epoll::new()?;
+        epoll.watch(hub.bell(number).event.as_fd(), BELL, READS)?;
+        for (member, socket) in sockets.iter().enumerate() {
+            if let Some(socket) = socket {
+                epoll.watch(socket.as_fd(), member as u64, READS)?;
+            }
+        }
+        Ok(Mover { number, sockets, epoll })
     }
+}
+
+/// Moves what goes over a mover's connections until the hub closes.
+pub(super) fn run(hub: &Hub, mover: &Mover) -> io::Result<()> {
+    let Mover { number, sockets, epoll } = mover;
+    let (mover, bell) = (*number, hub.bell(*number));
+    let sockets = sockets.iter().enumerate();
+    let mut connections: Vec<Option<Connection<'_>>> = sockets
+        .map(|(member, socket)| Some(Connection::new(socket.as_ref()?, hub.outbox(mover, member))))
+        .collect();
     let (mut last, mut announced, mut passed) = (Instant::now(), 0, 0);
     while !hub.is_closing() {
         #[cfg(test)]
@@ -330,7 +347,7 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
         } else {
             for (member, connection) in connections.iter_mut().enumerate() {
                 if let Some(connection) = connection {
-                    connection.watch(&epoll, member as u64)?;
+                    connection.watch(epoll, member as u64)?;
                 }
             }
             bell.parked.store(true, Ordering::Relaxed);

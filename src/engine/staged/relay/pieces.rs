@@ -55,8 +55,8 @@ pub(super) struct Relayed<'a> {
 
 impl Relayed<'_> {
     /// Moves every piece on by a step, where it can. The member that the last of the pieces waits for, if
-    /// any.
-    pub(super) fn advance(&self, run: &mut Run) -> Result<Option<usize>> {
+    /// any, and how far it is to come.
+    pub(super) fn advance(&self, run: &mut Run) -> Result<Option<(usize, Mark)>> {
         let RelayPlan { route, .. } = self.plan;
         let before = run.before;
         let mut stops = None;
@@ -76,7 +76,7 @@ impl Relayed<'_> {
             let piece = run.progress.taken;
             let lacks = |member: &usize| !run.lanes.has_come(*member, Mark::Folded, before + piece);
             if let Some(member) = route.sharers().find(lacks) {
-                stops = stops.or(Some(member));
+                stops = stops.or(Some((member, Mark::Folded)));
                 break;
             }
             if route.reduces() {
@@ -94,7 +94,7 @@ impl Relayed<'_> {
             let piece = run.progress.worked;
             let lacks = |member: &usize| !run.lanes.has_come(*member, Mark::Given, before + piece);
             if let Some(member) = route.contributors().find(lacks) {
-                stops = stops.or(Some(member));
+                stops = stops.or(Some((member, Mark::Given)));
                 break;
             }
             self.work(run, piece)?;
@@ -106,7 +106,7 @@ impl Relayed<'_> {
     /// Begins to give the next piece, if there is a lane for it: one at a time, since what was given before
     /// it may have come to its lane when the driver has been told. The member whose lane is not free, if that
     /// is why not.
-    pub(super) fn begin(&self, run: &mut Run) -> Result<Option<usize>> {
+    pub(super) fn begin(&self, run: &mut Run) -> Result<Option<(usize, Mark)>> {
         let RelayPlan { route, .. } = self.plan;
         let (before, piece, tracks) = (run.before, run.progress.begun, run.tracks.len());
         if piece == route.pieces() || piece == run.progress.done + tracks {
@@ -114,7 +114,7 @@ impl Relayed<'_> {
         }
         let reads = |member: &usize| !run.lanes.has_lane(*member, before + piece);
         if let Some(member) = (0..route.size()).find(reads) {
-            return Ok((member != route.rank()).then_some(member));
+            return Ok((member != route.rank()).then_some((member, Mark::Done)));
         }
         self.give(run, piece)?;
         run.progress.begun += 1;

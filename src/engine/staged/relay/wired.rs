@@ -16,16 +16,16 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::lanes::{Crew, Pinned};
-use super::mover::{self, Account, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets, Told};
+use super::mover::{self, Account, Bell, Frame, Mover, Outbox, PARCEL, Parcel, Parcels, Sockets, Told};
 use super::route::{LANE_BYTES, RELAY_LANES, Route};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::quiet::Quietly;
 use crate::deadline::Deadline;
 use crate::engine::direct::Mark;
-use crate::engine::endpoint::{Endpoint, lock};
+use crate::engine::endpoint::{Visitor, lock};
 use crate::engine::group::{CATCHING_UP, Group};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::sys;
 use crate::sys::aside::Aside;
 use crate::transport::Link;
@@ -84,7 +84,7 @@ impl Wire {
         let options =
             Options { shm: false, tcp_streams: Some(CONNECTIONS), segment_bytes: 0, ..options.clone() };
         let endpoint = group.endpoint();
-        let hub = Hub::new(crew, Arc::downgrade(endpoint), endpoint.is_crowded())
+        let hub = Hub::new(crew, Visitor::of(&Arc::downgrade(endpoint)), endpoint.is_crowded())
             .map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
@@ -137,12 +137,7 @@ impl Wire {
                 sockets[member] = stream.into_socket().map(Arc::new);
             }
         }
-        for (mover, sockets) in sockets.into_iter().enumerate() {
-            let hub = self.hub.clone();
-            sys::process::spawn("unisono-mover", move || serve(&hub, mover, sockets))
-                .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
-        }
-        Ok(())
+        self.hub.begin(sockets)
     }
 
     /// The memory of all lanes, without what moves anything there.
@@ -219,26 +214,25 @@ impl Wire {
         others.filter(move |member| hub.told[*member].load(Ordering::Acquire) < pieces)
     }
 
-    /// An error when nothing more comes from a member that is waited for, once there has been time for a
-    /// better cause.
-    pub(super) fn check(&self, group: &Group, member: usize) -> Result<()> {
-        match self.hub.end(member) {
-            Some(why) => {
-                let who = group.describe_rank(self.hub.crew.rank(member));
-                fail!(PeerFailed, "{who} has left, or a connection to it broke: {why}")
-            }
-            None => Ok(()),
-        }
+    /// An error when what a member is waited for does not come any more, once there has been time for a
+    /// better cause. No mark: it is to read.
+    pub(super) fn check(&self, group: &Group, member: usize, mark: Option<Mark>) -> Result<()> {
+        self.hub.check(member, mark, |rank| group.describe_rank(rank))
+    }
+
+    /// Whether nothing more comes from some member, or goes there.
+    pub(super) fn is_broken(&self) -> bool {
+        (0..self.hub.size).any(|member| self.hub.is_cut(member))
     }
 }
 
 /// What the thread of a mover does.
-fn serve(hub: &Hub, mover: usize, sockets: Sockets) {
-    let served = mover::run(hub, mover, &sockets);
+fn serve(hub: &Hub, mover: Mover) {
+    let (number, served) = (mover.number, mover::run(hub, &mover));
     // The others see its connections end.
-    drop(sockets);
+    drop(mover);
     if let Err(cause) = served {
-        hub.gave_up(mover, &cause);
+        hub.gave_up(number, &cause);
     }
 }
 
@@ -265,7 +259,8 @@ pub(super) struct Hub {
     /// This rank's number in it, and how many there are.
     rank: usize,
     size: usize,
-    endpoint: Weak<Endpoint>,
+    /// That of the group: whoever lets go of it waits for a mover that has it for a moment.
+    endpoint: Visitor,
     crowded: bool,
     /// By member, until the movers begin.
     links: Mutex<Vec<Option<Result<Link>>>>,
@@ -290,6 +285,8 @@ pub(super) struct Hub {
     held: AtomicU8,
     /// By member.
     ends: Vec<End>,
+    /// Why this rank itself moves nothing more.
+    trouble: OnceLock<Error>,
 }
 
 /// Movers that are to do nothing.
@@ -308,15 +305,29 @@ pub enum Held {
 struct End {
     /// Those that have not.
     open: AtomicUsize,
-    /// When and why nothing more comes over any.
-    cut: OnceLock<(Instant, String)>,
-    /// Whether this rank knows by now what the others have said until some time after that.
-    heard: OnceLock<Arc<AtomicBool>>,
+    /// Nothing more comes over any.
+    cut: OnceLock<Cut>,
+    /// Nothing more tells that the member is done with a lane.
+    done: OnceLock<Cut>,
 }
 
 impl Default for End {
     fn default() -> End {
-        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new(), heard: OnceLock::new() }
+        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new(), done: OnceLock::new() }
+    }
+}
+
+/// When and why something comes no more.
+struct Cut {
+    at: Instant,
+    why: String,
+    /// Whether this rank knows by now what the others have said until some time after that.
+    heard: OnceLock<Arc<AtomicBool>>,
+}
+
+impl Cut {
+    fn new(at: Instant, why: &std::io::Error) -> Cut {
+        Cut { at, why: why.to_string(), heard: OnceLock::new() }
     }
 }
 
@@ -331,7 +342,7 @@ struct Coming {
 }
 
 impl Hub {
-    fn new(crew: Crew, endpoint: Weak<Endpoint>, crowded: bool) -> std::io::Result<Hub> {
+    fn new(crew: Crew, endpoint: Visitor, crowded: bool) -> std::io::Result<Hub> {
         let (rank, size) = (crew.number as usize, crew.size as usize);
         Ok(Hub {
             crew,
@@ -352,7 +363,21 @@ impl Hub {
             #[cfg(test)]
             held: AtomicU8::new(Held::None as u8),
             ends: (0..size).map(|_| End::default()).collect(),
+            trouble: OnceLock::new(),
         })
+    }
+
+    /// Starts the movers, with the connections of each, if there is what all of them need.
+    fn begin(self: &Arc<Self>, sockets: Vec<Sockets>) -> Result<()> {
+        let equip = |(number, sockets)| Mover::new(self, number, sockets);
+        let movers: std::io::Result<Vec<Mover>> = sockets.into_iter().enumerate().map(equip).collect();
+        let movers = movers.map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
+        for mover in movers {
+            let hub = self.clone();
+            sys::process::spawn("unisono-mover", move || serve(&hub, mover))
+                .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
+        }
+        Ok(())
     }
 
     fn lane(&self, member: usize, lane: u64) -> *mut u8 {
@@ -474,6 +499,11 @@ impl Hub {
         let left = why.kind() == ErrorKind::UnexpectedEof
             // The marks that this rank had for it are of no use to it any more.
             || mover == DONE && mover::is_gone(why);
+        if mover == DONE && !self.is_cut(member) {
+            // Whoever waits for a lane need not wait for the end of the others, which may be far.
+            let _ = self.ends[member].done.set(Cut::new(Instant::now(), why));
+            self.rouse();
+        }
         let last = self.ends[member].open.fetch_sub(1, Ordering::AcqRel) == 1;
         if last || !left {
             self.cut(member, why);
@@ -482,6 +512,10 @@ impl Hub {
 
     /// A mover has ended, since the kernel refused it something.
     fn gave_up(&self, mover: usize, why: &std::io::Error) {
+        // Before the others are cut off, which is none of their doing.
+        let who = self.crew.rank(self.rank);
+        let trouble = format!("a thread that moves pieces for rank {who} has ended: {why}");
+        let _ = self.trouble.set(Error::new(Status::System, trouble));
         for member in (0..self.size).filter(|member| *member != self.rank) {
             self.cut(member, why);
             // No other mover may be left that empties it.
@@ -495,7 +529,7 @@ impl Hub {
         if self.is_closing() {
             return;
         }
-        if self.ends[member].cut.set((Instant::now(), why.to_string())).is_ok() {
+        if self.ends[member].cut.set(Cut::new(Instant::now(), why)).is_ok() {
             self.bells.iter().for_each(Bell::wake);
         }
         self.rouse();
@@ -505,15 +539,27 @@ impl Hub {
         self.ends[member].cut.get().is_some()
     }
 
-    /// Why nothing more comes from a member, once there has been time for a better cause.
-    fn end(&self, member: usize) -> Option<&str> {
-        let End { cut, heard, .. } = &self.ends[member];
-        let (at, why) = cut.get()?;
+    /// An error when no such mark comes of a member any more, or nothing at all, as `name` calls its rank; at
+    /// once if that is this rank's own affair.
+    fn check(&self, member: usize, mark: Option<Mark>, name: impl FnOnce(u32) -> String) -> Result<()> {
+        if let Some(trouble) = self.trouble.get() {
+            return Err(trouble.clone());
+        }
+        let Some(why) = self.end(member, mark) else { return Ok(()) };
+        fail!(PeerFailed, "{} has left, or a connection to it broke: {why}", name(self.crew.rank(member)))
+    }
+
+    /// Why no such mark comes of a member any more, or nothing at all, once there has been time for a better
+    /// cause.
+    fn end(&self, member: usize, mark: Option<Mark>) -> Option<&str> {
+        let End { cut, done, .. } = &self.ends[member];
+        let done = if mark == Some(Mark::Done) { done.get() } else { None };
+        let Cut { at, why, heard } = done.or_else(|| cut.get())?;
         if at.elapsed() <= DOUBT {
             return None;
         }
         // The service thread of this process may be behind with what has come.
-        let has_heard = self.endpoint.upgrade().is_none_or(|endpoint| {
+        let has_heard = self.endpoint.enter().is_none_or(|endpoint| {
             heard.get_or_init(|| endpoint.registration().caught_up()).load(Ordering::Acquire)
         });
         (has_heard || at.elapsed() > DOUBT + CATCHING_UP).then_some(why)
@@ -521,7 +567,7 @@ impl Hub {
 
     /// Whoever waits for a call looks at it again.
     pub(super) fn rouse(&self) {
-        if let Some(endpoint) = self.endpoint.upgrade() {
+        if let Some(endpoint) = self.endpoint.enter() {
             endpoint.rouse();
         }
     }

@@ -6,8 +6,11 @@ use std::thread::JoinHandle;
 
 use socket2::Socket;
 
+use super::super::lanes::{Lanes, Seat};
+use super::super::making::{Making, NEVER, READY};
 use super::*;
 use crate::cuda::double::{Double, Order};
+use crate::engine::endpoint::Endpoint;
 use crate::rendezvous::secret::SecretKey;
 use crate::sys::epoll::{Epoll, Interest};
 use crate::sys::fork::Unshared;
@@ -25,7 +28,7 @@ fn hub() -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
 }
 
 fn hub_of(endpoint: Weak<Endpoint>) -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
-    let hub = Hub::new(Crew::all(0, 2), endpoint, false).expect("descriptors");
+    let hub = Hub::new(Crew::all(0, 2), Visitor::of(&endpoint), false).expect("descriptors");
     let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
     let memory = RegisteredBuffer::new(&devices, 0, 2 * BYTES).expect("memory");
     let memory = Quietly::new(&devices, memory);
@@ -41,11 +44,25 @@ fn hub_of(endpoint: Weak<Endpoint>) -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
     (Arc::new(hub), here, there)
 }
 
+fn identity() -> Identity {
+    Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 9 }
+}
+
+fn endpoint() -> Arc<Endpoint> {
+    Endpoint::new(identity(), Options::default()).expect("an endpoint")
+}
+
+/// A mover's only connection.
+fn to_other(socket: Socket) -> Sockets {
+    vec![None, Some(Arc::new(Unshared::new(socket)))]
+}
+
 /// Starts one mover for each connection.
 fn begin(hub: &Arc<Hub>, here: Vec<Socket>) -> Movers {
-    let movers = here.into_iter().enumerate().map(|(mover, socket)| {
-        let (hub, sockets) = (hub.clone(), vec![None, Some(Arc::new(Unshared::new(socket)))]);
-        std::thread::spawn(move || serve(&hub, mover, sockets))
+    let movers = here.into_iter().enumerate().map(|(number, socket)| {
+        let mover = Mover::new(hub, number, to_other(socket)).expect("descriptors");
+        let hub = hub.clone();
+        std::thread::spawn(move || serve(&hub, mover))
     });
     Movers(hub.clone(), movers.collect())
 }
@@ -108,27 +125,52 @@ fn a_rank_that_leaves_may_have_bytes_on_their_way_for_as_long_as_they_take() {
     there.pop();
     wait_until("two ends", || hub.ends[OTHER].open.load(Ordering::Acquire) == CONNECTIONS - 2);
     std::thread::sleep(2 * DOUBT);
-    assert_eq!(hub.end(OTHER), None);
+    assert_eq!(hub.end(OTHER, None), None);
     there[1].write_all(&half(0, true)).expect("it is written");
     wait_until("the piece", || has_come(&hub, Mark::Given, 0));
-    assert_eq!(hub.end(OTHER), None);
+    assert_eq!(hub.end(OTHER, None), None);
     drop(there);
-    wait_until("the end", || hub.end(OTHER).is_some());
+    wait_until("the end", || hub.end(OTHER, None).is_some());
 }
 
 #[test]
 fn what_others_have_said_goes_before_the_end_of_connections_however_late_it_is_read() {
-    let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 9 };
-    let endpoint = Endpoint::new(identity, Options::default()).expect("an endpoint");
+    let endpoint = endpoint();
     let (hub, _here, _there) = hub_of(Arc::downgrade(&endpoint));
     let held = hold_service();
     let long_ago = Instant::now().checked_sub(2 * DOUBT).expect("the machine has run for longer");
-    let _ = hub.ends[OTHER].cut.set((long_ago, "it is reset".into()));
-    assert_eq!(hub.end(OTHER), None);
+    let _ = hub.ends[OTHER].cut.set(Cut::new(long_ago, &ErrorKind::ConnectionReset.into()));
+    assert_eq!(hub.end(OTHER, None), None);
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(hub.end(OTHER), None);
+    assert_eq!(hub.end(OTHER, None), None);
     drop(held);
-    wait_until("the end", || hub.end(OTHER).is_some());
+    wait_until("the end", || hub.end(OTHER, None).is_some());
+}
+
+#[test]
+fn no_mover_has_the_endpoint_any_more_when_the_program_has_let_go_of_it() {
+    for _ in 0..100 {
+        let endpoint = endpoint();
+        let (this, parting) = (Arc::downgrade(&endpoint), endpoint.registration().parting());
+        let hub = Hub::new(Crew::all(0, 2), Visitor::of(&this), false).expect("descriptors");
+        let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mover = || {
+            while !over.load(Ordering::Relaxed) {
+                hub.rouse();
+                begun.store(true, Ordering::Relaxed);
+            }
+        };
+        let held = std::thread::scope(|scope| {
+            scope.spawn(mover);
+            wait_until("a beginning", || begun.load(Ordering::Relaxed));
+            drop(endpoint);
+            drop(parting);
+            let held = this.strong_count() > 0;
+            over.store(true, Ordering::Relaxed);
+            held
+        });
+        assert!(!held);
+    }
 }
 
 #[test]
@@ -143,7 +185,7 @@ fn a_connection_that_breaks_takes_the_others_with_it() {
         connection.set_read_timeout(Some(PATIENCE)).expect("a socket");
         assert_eq!(connection.read(&mut [0]).expect("its end"), 0);
     }
-    wait_until("the end", || hub.end(OTHER).is_some());
+    wait_until("the end", || hub.end(OTHER, None).is_some());
 }
 
 #[test]
@@ -173,19 +215,70 @@ fn what_a_rank_has_told_before_it_left_counts_whatever_is_written_to_it_then() {
 }
 
 #[test]
-fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
+fn whoever_waits_for_a_lane_learns_of_the_end_of_what_would_tell_it_alone() {
+    use std::io::Write;
+    let (hub, here, mut there) = hub();
+    let _movers = begin(&hub, here);
+    // It is reset, not closed.
+    let other = Socket::from(there.pop().expect("a connection"));
+    other.set_linger(Some(Duration::ZERO)).expect("a socket");
+    drop(other);
+    let check = |mark| hub.check(OTHER, mark, |rank| format!("rank {rank}"));
+    wait_until("the end", || check(Some(Mark::Done)).is_err());
+    let error = check(Some(Mark::Done)).expect_err("it stays so");
+    assert_eq!(error.status(), Status::PeerFailed);
+    assert!(error.text().starts_with("rank 1 has left, or a connection to it broke: "), "{error}");
+    // Data comes as before.
+    assert!(!hub.is_cut(OTHER));
+    there[0].write_all(&half(0, false)).expect("it is written");
+    there[1].write_all(&half(0, true)).expect("it is written");
+    wait_until("the piece", || has_come(&hub, Mark::Given, 0));
+    assert_eq!((check(Some(Mark::Given)), check(None)), (Ok(()), Ok(())));
+}
+
+#[test]
+fn movers_that_lack_something_do_not_begin() {
     let (hub, mut here, there) = hub();
     // The kernel watches no files.
     let file = std::fs::File::open("/proc/self/exe").expect("a file");
     here[DONE] = Socket::from(std::os::fd::OwnedFd::from(file));
+    let refused = hub.begin(here.into_iter().map(to_other).collect()).expect_err("one cannot watch");
+    assert_eq!(refused.status(), Status::System);
+    assert!(refused.text().starts_with("no descriptors for a group's movers: "), "{refused}");
+    assert_eq!(Arc::strong_count(&hub), 1, "none has begun");
+    drop(there);
+}
+
+#[test]
+fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
+    let (hub, mut here, there) = hub();
+    here.pop();
     tell_done(&hub, 0);
     assert!(!is_told(&hub, 0));
     let _movers = begin(&hub, here);
+    hub.gave_up(DONE, &ErrorKind::OutOfMemory.into());
     wait_until("what was posted before", || is_told(&hub, 0));
     tell_done(&hub, 1);
     wait_until("what is posted behind that", || is_told(&hub, 1));
-    wait_until("the end", || hub.end(OTHER).is_some());
+    // The other rank has no part in it.
+    let error = hub.check(OTHER, None, |_| unreachable!()).expect_err("nothing moves");
+    assert_eq!(error.status(), Status::System);
+    assert_eq!(error.text(), "a thread that moves pieces for rank 0 has ended: out of memory");
+    wait_until("the end", || hub.end(OTHER, None).is_some());
     drop(there);
+}
+
+#[test]
+fn lanes_that_nothing_comes_to_any_more_are_said_to_be_none() {
+    let (hub, ..) = hub();
+    let port = Arc::downgrade(&hub) as Weak<dyn Port>;
+    let registration = Registration::new(identity(), Options::default(), port).expect("a registration");
+    let wire = Wire { hub: hub.clone(), registration: Aside::new(registration, "the test's connections") };
+    let seat = Seat::new(Crew::all(0, 2));
+    *seat.making() = Making::Underway(Arc::new(Some(Arc::new(Lanes::Wired(wire))).into()));
+    assert_eq!(seat.says(), READY);
+    hub.gave_up(0, &ErrorKind::OutOfMemory.into());
+    assert_eq!(seat.says(), NEVER);
 }
 
 fn asleep(hub: &Hub) -> usize {
