@@ -173,8 +173,8 @@ impl Lane {
 
     /// The owner of `mailbox` is about to let go of its buffers: nothing may touch them from here on.
     /// Messages that have begun are finished for the stream's sake, from a copy or into nothing. Whether any
-    /// has begun to go out, or has gone whole without anybody having been told. `drop` is called for each frame of which nothing had gone, with the key of its
-    /// message when it was a piece.
+    /// has begun to go out, or has gone whole without anybody having been told. `drop` is called for each
+    /// frame of which nothing had gone, with the key of its message when it was a piece.
     pub fn cancel(&mut self, mailbox: u32, frames: Frames, mut drop: impl FnMut(Option<Key>)) -> bool {
         let is_its = |out: &Outgoing| out.ticket.is_some_and(|ticket| ticket.mailbox == mailbox);
         let mut begun = 0;

@@ -188,6 +188,22 @@ fn begin_paced(group: &Arc<Group>, message: &Message, abreast: usize) -> (Arc<Ru
     (running, pace)
 }
 
+/// A message whose first piece has come, sent by hand, and a receive of it that looks no more: so many pieces
+/// behind the first are under way. And what the receiver keeps for them.
+fn behind_the_first<'a>(
+    groups: &'a [Arc<Group>; 2],
+    into: &Message,
+    abreast: usize,
+) -> (ByHand<'a>, Arc<Running>, Arc<Pace>, usize) {
+    let sender = ByHand::of(&groups[0], 4, 4);
+    let (receives, pace) = begin_paced(&groups[1], into, abreast);
+    sender.sends(0);
+    move_until(groups, "the first comes", || pace.begun.load(Ordering::Relaxed) == 1 + abreast);
+    pace.looks.store(0, Ordering::Relaxed);
+    let awaited = entries_of(&groups[1]);
+    (sender, receives, pace, awaited)
+}
+
 #[test]
 fn a_word_that_comes_with_a_piece_is_for_those_behind_it() {
     const LEN: usize = 4 * PIECE;
@@ -195,12 +211,7 @@ fn a_word_that_comes_with_a_piece_is_for_those_behind_it() {
         let (groups, before) = begun(shm);
         let mut came = vec![0; LEN];
         let [_, into] = both_sides(&[], &mut came, false);
-        let sender = ByHand::of(&groups[0], 4, 4);
-        let (receives, pace) = begin_paced(&groups[1], &into, 1);
-        sender.sends(0);
-        move_until(&groups, "the first comes", || pace.begun.load(Ordering::Relaxed) == 2);
-        pace.looks.store(0, Ordering::Relaxed);
-        let awaited = entries_of(&groups[1]);
+        let (sender, receives, pace, awaited) = behind_the_first(&groups, &into, 1);
         sender.sends(1);
         sender.says();
         // The piece and the word.
@@ -219,12 +230,7 @@ fn what_ends_a_message_is_told_though_the_piece_that_is_looked_at_has_come() {
         let (groups, before) = begun(shm);
         let mut came = vec![0; LEN];
         let [_, into] = both_sides(&[], &mut came, false);
-        let sender = ByHand::of(&groups[0], 4, 4);
-        let (receives, pace) = begin_paced(&groups[1], &into, 3);
-        sender.sends(0);
-        move_until(&groups, "the first comes", || pace.begun.load(Ordering::Relaxed) == 4);
-        pace.looks.store(0, Ordering::Relaxed);
-        let awaited = entries_of(&groups[1]);
+        let (sender, receives, pace, awaited) = behind_the_first(&groups, &into, 3);
         sender.says();
         move_until(&groups, "the word comes", || entries_of(&groups[1]) == awaited - 1);
         pace.looks.store(1, Ordering::Relaxed);
