@@ -256,7 +256,11 @@ impl Endpoint {
 
     /// Tells all that are linked that a group has failed which is not here yet.
     pub fn warn(&self, group: u64, error: &Error) {
-        self.tell_failure(group, error, |_| true);
+        let message = Control::Failure { group, error: error.clone() }.encode();
+        let peers: Vec<u32> = self.messages().open_peers().to_vec();
+        for peer in peers {
+            self.registration().send_control(peer, &message);
+        }
     }
 
     /// Boards of groups that are gone.
@@ -385,18 +389,11 @@ impl Endpoint {
         }
     }
 
-    /// Tells the members of a group that it has failed. Who waits here has to be woken when it has.
+    /// Tells the members of a group that it has failed, now or when their links open. Who waits here has to be
+    /// woken when it has.
     pub fn tell_members(&self, group: &Group, error: &Error) {
-        self.tell_failure(group.id(), error, |peer| group.members().contains(&peer));
-    }
-
-    /// Tells those that are linked, and that it `concerns`, that a group has failed.
-    fn tell_failure(&self, group: u64, error: &Error, concerns: impl Fn(u32) -> bool) {
-        let message = Control::Failure { group, error: error.clone() }.encode();
-        let peers: Vec<u32> = self.messages().open_peers().to_vec();
-        for peer in peers.into_iter().filter(|&peer| concerns(peer)) {
-            self.registration().send_control(peer, &message);
-        }
+        let message = Control::Failure { group: group.id(), error: error.clone() }.encode();
+        self.registration().announce(group.members().clone(), message);
     }
 
     /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by

@@ -394,8 +394,9 @@ impl Group {
     /// A call has ended, which the record says from here on; a failure is everybody's.
     pub fn end_turn_record(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
         let progress = if result.is_ok() { Progress::Done } else { Progress::Failed };
-        self.endpoint.recorder().end(turn.slot, progress);
+        // First why: a rank that asks this one meanwhile is not to hear that it has failed, and no more.
         let result = result.map_err(|cause| self.blame(turn, cause));
+        self.endpoint.recorder().end(turn.slot, progress);
         if turn.class == Class::Tagged {
             self.endpoint.messages().end_call(self.id, turn.tag, turn.sequence);
         }

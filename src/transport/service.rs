@@ -297,6 +297,17 @@ impl Registration {
         self.send(Command::Control { endpoint: self.shared.id, peer, message: message.to_vec() });
     }
 
+    /// Queues a control message for each of these peers: for those linked now, for the others as soon as their
+    /// link opens, or before the goodbye where that does not come to its end. Of very many, the oldest are
+    /// told to nobody any more. Never blocks.
+    ///
+    /// # Panics
+    /// When the message is too long.
+    pub fn announce(&self, peers: Arc<[u32]>, message: Vec<u8>) {
+        assert!(message.len() <= MAX_CONTROL, "a control message of {} bytes", message.len());
+        self.send(Command::Announce { endpoint: self.shared.id, peers, message });
+    }
+
     /// The engine cannot use the link's data streams any more, because of `why`. Whatever the control
     /// connection says in the next moment (a goodbye, a control message with the cause, the end of the
     /// process) goes before; [`Port::peer_lost`] follows with `why` if nothing else ends the link. Nothing

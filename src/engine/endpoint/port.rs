@@ -24,7 +24,6 @@ impl Port for Endpoint {
         messages.link_opened(peer, link);
         let gone = messages.gone(peer);
         drop(messages);
-        self.report(peer);
         if gone {
             // Given up before the peer had opened its side: it must not wait.
             let why = self.messages().why_lost(peer);
@@ -107,23 +106,6 @@ impl Port for Endpoint {
 }
 
 impl Endpoint {
-    /// Tells a peer whose link has just opened of the failures that it could not hear of before.
-    fn report(&self, peer: u32) {
-        let roster = lock(&self.roster);
-        let (live, mut failures) = (roster.live(), roster.ended(peer));
-        drop(roster);
-        for group in live {
-            // Not `failure`: whoever latches one tells those whose links are open by then, so either that
-            // tells this peer or this does.
-            if let (Some(_), Some(error)) = (group.rank_of(peer), group.latched()) {
-                failures.push((group.id(), error));
-            }
-        }
-        for (group, error) in failures {
-            self.registration().send_control(peer, &Control::Failure { group, error }.encode());
-        }
-    }
-
     /// Calls `then` with why there is no link to a peer. Where a launcher may know how it ended, it is asked
     /// first, on a thread of its own: that takes a while, and this may be the service thread, or one that
     /// waits for something else. It does not hold the endpoint meanwhile, which may go.

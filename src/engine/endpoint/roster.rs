@@ -1,5 +1,5 @@
-//! Which groups this rank is in, and how groups and peers have failed: what a group that is made or a link
-//! that opens later has to know.
+//! Which groups this rank is in, and how groups and peers have failed: what a group that is made later has to
+//! know.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -16,8 +16,8 @@ pub(super) struct Roster {
     live: HashMap<u64, Weak<Group>>,
     /// Failures of groups that this rank has not made yet, or has no more. The oldest give way.
     early: VecDeque<(u64, Error)>,
-    /// Failed groups that are gone here, whose members may not have heard of it. The oldest give way.
-    ended: VecDeque<(u64, Arc<[u32]>, Error)>,
+    /// Failed groups that are gone here. The oldest give way.
+    ended: VecDeque<u64>,
     /// Peers that are dead: groups made later must not wait for them.
     lost: HashMap<u32, Error>,
 }
@@ -40,8 +40,8 @@ impl Roster {
     /// Forgets a group, but not at once that it failed.
     pub(super) fn dismiss(&mut self, group: &Group) {
         self.live.remove(&group.id());
-        if let Some(error) = group.failure() {
-            remember(&mut self.ended, (group.id(), group.members().clone(), error));
+        if group.failure().is_some() {
+            remember(&mut self.ended, group.id());
         }
     }
 
@@ -52,18 +52,12 @@ impl Roster {
 
     /// Whether a failed group of this id is gone here.
     pub(super) fn has_ended(&self, id: u64) -> bool {
-        self.ended.iter().any(|(other, ..)| *other == id)
+        self.ended.contains(&id)
     }
 
     /// All groups.
     pub(super) fn live(&self) -> Vec<Arc<Group>> {
         self.live.values().filter_map(Weak::upgrade).collect()
-    }
-
-    /// How groups of a peer have failed that are gone here.
-    pub(super) fn ended(&self, peer: u32) -> Vec<(u64, Error)> {
-        let of_peer = self.ended.iter().filter(|(_, members, _)| members.contains(&peer));
-        of_peer.map(|(id, _, error)| (*id, error.clone())).collect()
     }
 
     /// The group with this id, which has failed. If it is not here, it hears of that when it is made: whoever

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::engine::control::Control;
 use crate::engine::endpoint::Endpoint;
+use crate::engine::recorder::Progress;
 use crate::engine::wire::{Frame, FrameKind};
 use crate::error::fail;
 use crate::rendezvous::secret::SecretKey;
@@ -342,23 +343,24 @@ fn a_second_message_for_one_that_is_being_read_breaks_the_link() {
 #[test]
 fn a_failure_is_seen_where_it_happens_once_the_others_are_told() {
     let [group, other] = linked_pair(false);
+    let turn = group.announce(BARRIER, None).expect("a call");
+    let cause = Error::new(Status::System, "no");
+    let progress = || group.endpoint().recorder().last(group.id()).map(|call| call.progress);
     std::thread::scope(|scope| {
-        // Who tells the others looks there for their links.
-        let messages = group.endpoint().messages();
-        scope.spawn(|| group.fail(Error::new(Status::System, "no")));
-        while group.latched().is_none() {
-            std::thread::yield_now();
-        }
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(group.failure(), None, "who sees it may end the process");
-        drop(messages);
+        assert!(group.latch(&cause, || {
+            scope.spawn(|| group.end_turn_record(&turn, Err(cause.clone())).expect_err("it has failed"));
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(group.failure(), None, "who sees it may end the process");
+            // Nor by those that ask this rank, which would take it for the cause.
+            assert_eq!(progress(), Some(Progress::Running));
+            group.endpoint().tell_members(&group, &cause);
+        }));
     });
-    assert!(group.failure().is_some());
+    assert_eq!((group.failure(), progress()), (Some(cause), Some(Progress::Failed)));
     let wait = Deadline::after(Duration::from_secs(20));
     other.endpoint().wait(wait, Through::Messages, || other.failure()).expect("in time");
 }
 
-/// It may be the only one that does not, and the others wait for its word.
 #[test]
 fn a_rank_that_does_not_reach_another_while_memory_is_shared_tells_all() {
     let mut groups = unlinked(3, &Options::default());

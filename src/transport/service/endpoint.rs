@@ -1,7 +1,7 @@
 //! One endpoint on the service thread: its listeners, its connections, the links that are open, its end. How
 //! a link comes to be open is in [`super::opening`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,6 +34,9 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long after the port has said what it could before the goodbyes it is asked for more.
 const LAST_WORDS_PAUSE: Duration = Duration::from_millis(1);
 
+/// How many announcements are kept for peers whose links are not open.
+const ANNOUNCED: usize = 4096;
+
 /// One endpoint.
 pub(super) struct Endpoint {
     pub(super) shared: Arc<Shared>,
@@ -46,6 +49,8 @@ pub(super) struct Endpoint {
     pub(super) conns: HashMap<u64, Conn>,
     pub(super) half_open: VecDeque<u64>,
     pub(super) peers: HashMap<u32, Peer>,
+    /// What peers hear when their link opens, and which peers. The oldest give way.
+    announced: VecDeque<(Arc<[u32]>, Vec<u8>)>,
     /// Peers whose state changed and is to be looked at.
     pub(super) unsettled: Vec<u32>,
     attend_at: Option<Instant>,
@@ -166,6 +171,7 @@ impl Endpoint {
             conns: HashMap::new(),
             half_open: VecDeque::new(),
             peers: HashMap::new(),
+            announced: VecDeque::new(),
             unsettled: Vec::new(),
             attend_at: None,
             leaving: None,
@@ -271,6 +277,27 @@ impl Endpoint {
         self.settle(core);
     }
 
+    /// Tells these peers, now or as soon as their links open.
+    pub(super) fn announce(&mut self, core: &mut Core, peers: Arc<[u32]>, message: Vec<u8>) {
+        for &peer in &*peers {
+            self.send_control(core, peer, &message);
+        }
+        if self.announced.len() == ANNOUNCED {
+            self.announced.pop_front();
+        }
+        self.announced.push_back((peers, message));
+    }
+
+    /// Queues what is announced for a peer that has not heard of it, since its link was not open.
+    pub(super) fn catch_up(&mut self, peer: u32, token: u64) {
+        let Some(conn) = self.conns.get_mut(&token) else { return };
+        for (peers, message) in &self.announced {
+            if peers.contains(&peer) && !conn.wire.queue_frame(Kind::Message, message, Vec::new()) {
+                log::warn!("rank {}: too much for rank {peer} to hear at once", self.identity.rank);
+            }
+        }
+    }
+
     /// Says goodbye to everybody, behind the port's last words. [`Endpoint::is_over`] when all is said, at
     /// the latest at `deadline`; `streams` are kept until then.
     pub(super) fn close(&mut self, core: &mut Core, deadline: Deadline, streams: Box<dyn Send>) {
@@ -292,20 +319,25 @@ impl Endpoint {
         for listener in self.listeners.drain(..) {
             core.forget(listener.token, listener.socket.as_fd());
         }
+        let mut open = HashSet::new();
         for (_, mut peer) in self.peers.drain() {
-            if let Some(open) = peer.open {
-                forget_process(core, &open);
+            if let Some(link) = peer.open {
+                forget_process(core, &link);
+                open.insert(link.control);
             }
             peer.opening.retire_ring();
         }
         // A peer whose link is still being opened hears of the end as well: it may count the link as open, or
-        // wait for it.
+        // wait for it. And of what this rank may leave for.
         let proved = |token: &u64| control_peer(&self.conns[token]).is_some();
         let (leaving, strangers): (Vec<u64>, Vec<u64>) = self.conns.keys().partition(|token| proved(token));
         for token in strangers {
             self.drop_conn(core, token);
         }
         for token in leaving {
+            if let Some(peer) = control_peer(&self.conns[&token]).filter(|_| !open.contains(&token)) {
+                self.catch_up(peer, token);
+            }
             self.say_last(core, token, Kind::Goodbye, "");
         }
         self.stop_watching_bell(core);
@@ -494,7 +526,8 @@ impl Endpoint {
             let Some(Frame { kind, payload, fds }) = conn.wire.take_frame()? else { break };
             let is_open = self.open_on(peer, token).is_some();
             match kind {
-                Kind::Message if is_open => {
+                // Also before the link is open: it never will be if the peer leaves.
+                Kind::Message => {
                     self.tell(|port| port.control(peer, &payload));
                 }
                 Kind::Goodbye => {
@@ -521,7 +554,7 @@ impl Endpoint {
                     // still in the kernel, so there will be another event.
                     return Ok(Fate::Keep);
                 }
-                Kind::Setup | Kind::Message => {
+                Kind::Setup => {
                     return Err(Error::new(Status::PeerFailed, "it sent a control frame out of order"));
                 }
             }

@@ -47,6 +47,11 @@ pub(super) enum Command {
         peer: u32,
         message: Vec<u8>,
     },
+    Announce {
+        endpoint: u64,
+        peers: Arc<[u32]>,
+        message: Vec<u8>,
+    },
     Doubt {
         endpoint: u64,
         peer: u32,
@@ -357,6 +362,9 @@ impl Reactor {
                 }
                 Command::Control { endpoint, peer, message } => {
                     self.with(endpoint, |endpoint, core| endpoint.send_control(core, peer, &message));
+                }
+                Command::Announce { endpoint, peers, message } => {
+                    self.with(endpoint, |endpoint, core| endpoint.announce(core, peers, message));
                 }
                 Command::Doubt { endpoint, peer, why } => {
                     self.with(endpoint, |endpoint, core| endpoint.doubt(core, peer, why));

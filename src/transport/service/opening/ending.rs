@@ -107,6 +107,7 @@ impl Endpoint {
         if let (Some((setup, fds)), Some(conn)) = (answer, self.conns.get_mut(&control)) {
             conn.wire.queue_frame(Kind::Setup, &setup.encode(), fds);
         }
+        self.catch_up(peer, control);
         self.tell(|port| port.link_opened(peer, link));
         self.conn_ready(core, control, Event { token: control, writable: true, ..Event::default() });
     }

@@ -111,10 +111,38 @@ fn who_leaves_while_a_link_is_opened_to_it_says_so() {
     assert_eq!(hear(&mut peer).0, GOODBYE);
 }
 
+/// What it leaves for: who only hears that it has left would look for the cause there.
+#[test]
+fn what_is_announced_goes_to_links_that_open_later_and_before_the_goodbye_where_they_do_not() {
+    let concerns = |peers: &[u32]| Arc::<[u32]>::from(peers);
+    let (node, mut peer) = opening_local();
+    assert_eq!(hear(&mut peer).0, SETUP);
+    for (peers, message) in [(concerns(&[0, 1]), "first"), (concerns(&[0]), "no"), (concerns(&[1]), "last")] {
+        node.registration.announce(peers, message.into());
+    }
+    node.registration.close(Deadline::after(LONG));
+    let heard = [(); 3].map(|()| hear(&mut peer));
+    assert_eq!(heard, [(MESSAGE, b"first".into()), (MESSAGE, b"last".into()), (GOODBYE, b"".into())]);
+
+    // Once, whether the link is open before or after; also by a peer to which the link is not open yet.
+    let [a, b] = pair(over(LinkKind::Tcp));
+    a.registration.announce(concerns(&[0, 1]), b"before".into());
+    a.open(b.registration.address());
+    let (_to_b, _to_a) = (a.link(1), b.link(0));
+    a.registration.announce(concerns(&[0, 1]), b"after".into());
+    for expected in ["before", "after"] {
+        assert!(matches!(b.next(), Told::Control(0, message) if message == expected.as_bytes()));
+    }
+    a.registration.close(Deadline::after(LONG));
+    assert!(matches!(b.next(), Told::Left(0)));
+}
+
 #[test]
 fn a_peer_that_leaves_before_the_link_is_open_has_left_and_is_not_lost() {
     let (node, mut peer) = opening_local();
+    say(&mut peer, MESSAGE, b"why");
     say(&mut peer, GOODBYE, b"");
+    assert!(matches!(node.next(), Told::Control(1, message) if message == b"why"));
     match node.next() {
         Told::Left(1) => {}
         other => panic!("{}", name(&other)),
