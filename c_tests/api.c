@@ -343,7 +343,7 @@ static unisono_status_t own_set(void *user, const char *key, const uint8_t *valu
                                 unisono_store_reply_t *reply) {
     struct own_store *own = user;
     if (bytes > sizeof own->value) {
-        unisono_store_reply_error(reply, "the shelf is full");
+        unisono_store_reply_error(reply, "the shelf\nis full");
         return UNISONO_OUT_OF_MEMORY;
     }
     snprintf(own->key, sizeof own->key, "%s", key);

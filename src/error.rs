@@ -49,10 +49,11 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error with its text. `status` is not [`Status::Ok`].
+    /// An error with its text. `status` is not [`Status::Ok`]. What others have put into it, names and causes
+    /// of theirs, may have line ends: they become blanks.
     pub fn new(status: Status, text: impl Into<String>) -> Error {
         debug_assert_ne!(status, Status::Ok);
-        Error { status, text: text.into().into() }
+        Error { status, text: in_one_line(text.into()).into() }
     }
 
     /// A refusal of the operating system: what was tried, and what it said.
@@ -89,6 +90,11 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// A text in which line ends and other control characters are blanks.
+pub fn in_one_line(text: String) -> String {
+    if text.contains(char::is_control) { text.replace(char::is_control, " ") } else { text }
+}
 
 /// `fail!(Mismatch, "rank {r} …")`: returns an [`Error`] from the enclosing function.
 macro_rules! fail {

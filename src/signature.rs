@@ -114,7 +114,7 @@ pub struct Signature {
     pub device: bool,
 }
 
-/// By what call ranks make a new group, in the few words that they exchange for that: see
+/// By what call ranks make a new group, or what the GPUs of one share, in what they exchange for that: see
 /// [`Signature::making`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -133,10 +133,14 @@ pub enum Making {
     Suspend = 0xf5,
     /// Of all ranks of a group and others that join them: those of the group tell each other by what.
     Grow = 0xf6,
+    /// GPUs come to exchange, at the latest by the first call on device memory.
+    Connect = 0xf7,
+    /// Device memory that all ranks reach.
+    Window = 0xf8,
 }
 
 impl Making {
-    const ALL: [Making; 7] = [
+    const ALL: [Making; 9] = [
         Making::Create,
         Making::Split,
         Making::Part,
@@ -144,6 +148,8 @@ impl Making {
         Making::Group,
         Making::Suspend,
         Making::Grow,
+        Making::Connect,
+        Making::Window,
     ];
 
     /// The call.
@@ -155,6 +161,8 @@ impl Making {
             Making::Group => "group",
             Making::Suspend => "suspend",
             Making::Grow => "grow",
+            Making::Connect => "connect_device",
+            Making::Window => "register_window",
         }
     }
 }
@@ -188,13 +196,13 @@ impl Signature {
         Ok(Signature { kind, dtype, operator, algorithm, root, count, device })
     }
 
-    /// The signature of words that are exchanged to make a group: ranks that make it by different calls
-    /// differ, and are told so.
+    /// The signature of what is exchanged to make something: ranks that make it by different calls differ, and
+    /// are told so.
     pub fn of_making(self, making: Making) -> Signature {
         Signature { algorithm: making as u8, ..self }
     }
 
-    /// By what call a group is made, if it is about that.
+    /// By what call something is made, if it is about that.
     pub fn making(&self) -> Option<Making> {
         Making::ALL.into_iter().find(|&making| making as u8 == self.algorithm)
     }

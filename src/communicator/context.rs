@@ -284,7 +284,7 @@ impl Context {
     pub fn abort_because(&self, cause: Option<&str>) {
         let mut text = format!("rank {} aborted '{}'", self.rank(), self.name());
         if let Some(cause) = cause {
-            text = format!("{text}: {}", cause.replace(char::is_control, " "));
+            text = format!("{text}: {cause}");
         }
         self.fail(Error::new(Status::Aborted, text));
     }

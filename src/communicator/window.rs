@@ -9,6 +9,7 @@ use crate::engine::device::{DeviceExchange, Registration, Way};
 use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::error::{Error, Result, Status, fail};
+use crate::signature::Making;
 
 /// A rank's part of a window: ended when dropped. Dropping waits for no other rank.
 #[derive(Debug, Default)]
@@ -88,9 +89,9 @@ impl Context {
         let mut registration = Registration::begin(exchange, self.rank(), memory);
         // Its two rounds are not to be mixed with those of another thread's window.
         let _turn = lock(group.connecting());
-        let offers = self.gather_all(group, &registration.message())?;
+        let offers = self.gather_all(group, &registration.message(), Making::Window)?;
         registration.map(&offers)?;
-        let mapped = self.gather_all(group, &registration.message())?;
+        let mapped = self.gather_all(group, &registration.message(), Making::Window)?;
         Ok(match registration.finish(&mapped)? {
             Ok(number) => {
                 Window { served: Some((Arc::downgrade(exchange), number)), group: Arc::downgrade(group) }

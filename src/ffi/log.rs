@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-use crate::error::fail;
+use crate::error::{fail, in_one_line};
 use crate::settings;
 use crate::sys::fork;
 use crate::sys::global::Global;
@@ -170,11 +170,12 @@ fn say(telling: &'static Global<Telling>, says: Says, way: Way, level: LevelFilt
 fn tell(telling: &'static Global<Telling>, level: Level, text: fmt::Arguments<'_>) {
     let _turn = turn(telling);
     let way = telling.read().way;
+    let text = in_one_line(text.to_string());
     match way {
-        Way::StandardError => write(level, text),
-        Way::Face(face) => face(level, text),
+        Way::StandardError => write(level, &text),
+        Way::Face(face) => face(level, format_args!("{text}")),
         Way::Program(Sink { function, user }) => {
-            let message: CString = c_text(&text.to_string());
+            let message: CString = c_text(&text);
             // SAFETY: the header's contract for the function.
             unsafe { function(user, number(level), message.as_ptr()) };
         }
@@ -182,7 +183,7 @@ fn tell(telling: &'static Global<Telling>, level: Level, text: fmt::Arguments<'_
 }
 
 /// Writes a message to standard error.
-fn write(level: Level, text: fmt::Arguments<'_>) {
+fn write(level: Level, text: &str) {
     let line = format!("unisono[{}] {}: {text}\n", std::process::id(), level.as_str().to_lowercase());
     // SAFETY: the number is that of standard error, which is not closed here. The standard library's own has
     // a lock, which a forked child may find taken.
@@ -240,7 +241,8 @@ mod tests {
             Global::last(Telling { says: Says::Environment, way: Way::StandardError, turn: None });
         static BY_FACE: AtomicU32 = AtomicU32::new(0);
         static BY_PROGRAM: AtomicU32 = AtomicU32::new(0);
-        fn face(_level: Level, _text: fmt::Arguments<'_>) {
+        fn face(_level: Level, text: fmt::Arguments<'_>) {
+            assert_eq!(text.to_string(), "a message");
             BY_FACE.fetch_add(1, Ordering::SeqCst);
         }
         unsafe extern "C" fn program(_user: *mut c_void, _level: i32, _message: *const c_char) {
@@ -248,7 +250,7 @@ mod tests {
         }
         let say_and_tell = |says, way| {
             say(&TELLS, says, way, log::max_level());
-            tell(&TELLS, Level::Warn, format_args!("a message"));
+            tell(&TELLS, Level::Warn, format_args!("a\nmessage"));
             (BY_FACE.load(Ordering::SeqCst), BY_PROGRAM.load(Ordering::SeqCst))
         };
         let sink = Sink { function: program, user: ptr::null_mut() };

@@ -215,8 +215,8 @@ mod tests {
     }
 
     #[test]
-    fn a_nul_in_a_text_is_shown() {
+    fn a_text_with_a_nul_is_told_whole() {
         guard(|| fail!(System, "a\0b"));
-        assert_eq!(last_error(), "a\\0b");
+        assert_eq!(last_error(), "a b");
     }
 }

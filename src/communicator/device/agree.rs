@@ -19,7 +19,7 @@ use crate::engine::group::{Calling, Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::wire::Class;
 use crate::error::{Error, Result};
-use crate::signature::Signature;
+use crate::signature::{Making, Signature};
 
 /// How long a thread that connects many groups stays with one of them before it looks at the others.
 const SLICE: Duration = Duration::from_millis(1);
@@ -160,7 +160,7 @@ impl<'a> Connecting<'a> {
             Step::Gather(message) => {
                 // All rounds have the time of the call.
                 let timeout = self.first.map(|first| first.deadline.remaining().unwrap_or(Duration::MAX));
-                let gathering = self.context.gather(self.group, &message, timeout);
+                let gathering = self.context.gather(self.group, &message, timeout, Making::Connect);
                 Some(gathering.map_err(|error| self.told(error))?)
             }
             Step::Agreed(_) => {
@@ -218,8 +218,9 @@ impl Context {
         &self,
         group: &Arc<Group>,
         message: &[u8; MESSAGE_BYTES],
+        making: Making,
     ) -> Result<Vec<u8>> {
-        let (running, gathered) = self.gather(group, message, None)?;
+        let (running, gathered) = self.gather(group, message, None, making)?;
         // Its own deadline ends it.
         if let Some(result) = running.wait(Deadline::NEVER) {
             result?;
@@ -233,14 +234,15 @@ impl Context {
         group: &Arc<Group>,
         message: &[u8; MESSAGE_BYTES],
         timeout: Option<Duration>,
+        making: Making,
     ) -> Result<Gathering> {
         let mine: Box<[u8]> = message.to_vec().into();
         let mut all = vec![0; MESSAGE_BYTES * group.size() as usize];
         let request = Request::gathering(mine.as_ptr(), all.as_mut_ptr(), MESSAGE_BYTES);
-        let plan = self.internal_plan(group, &request)?;
+        let (signature, plan) = self.internal_plan(group, &request)?;
         let into = Arc::new(Mutex::new(Vec::new()));
         let gathered = into.clone();
-        let (signature, plan) = plan;
+        let signature = signature.of_making(making);
         let calling = Calling { class: Class::Internal, tag: 0, signature, timeout };
         let running = group.start(calling, |turn| {
             // SAFETY: the operation keeps the buffers, which have the lengths that the request says, for as

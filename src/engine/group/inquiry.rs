@@ -90,8 +90,9 @@ impl Group {
             Class::Internal => match turn.signature.making() {
                 Some(Making::Split) => format!("split of {place}"),
                 Some(Making::Part) => format!("setting up {place} after a split"),
+                Some(Making::Window) => format!("register_window of {place}"),
+                Some(Making::Connect) | None => format!("setting up {place}"),
                 Some(making) => format!("setting up {place} by {}", making.name()),
-                None => format!("setting up {place}"),
             },
             Class::Captured => format!("{name}, captured as #{number} of {place}"),
         }

@@ -246,6 +246,22 @@ fn windows_serve_all_ranks_or_none() {
     });
 }
 
+#[test]
+fn a_rank_that_splits_where_another_makes_a_window_is_told_of_both() {
+    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, MIB as usize);
+        match context.rank() {
+            0 => window(context, memory, MIB).map(drop).expect_err("rank 1 makes none"),
+            _ => context.split(Some(0), 0).map(drop).expect_err("rank 0 does not split"),
+        }
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch, "{error}");
+        assert!(error.text().contains("called register_window()"), "{error}");
+        assert!(error.text().contains("called split()"), "{error}");
+    }
+}
+
 /// What comes of a window on each rank, where only that of rank 1 is refused, for this reason.
 #[track_caller]
 fn check_refusal(results: Vec<Result<Window>>, why: &str) {
