@@ -286,6 +286,7 @@ fn exchange(
         endpoint.wait(until, Through::Messages, &mut look).flatten()
     });
     let result = answer.unwrap_or_else(|| Err(Error::new(Status::Timeout, "")));
+    let result = result.map_err(|error| notice.overtaken(Some(endpoint), error));
     let mut messages = endpoint.messages();
     match result {
         Ok(()) => messages.close_mailbox(mailbox),

@@ -44,7 +44,7 @@ use crate::sys;
 use crate::sys::process;
 use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
-use crate::transport::service::{Identity, Options, Port, Registration};
+use crate::transport::service::{Announced, Identity, Options, Port, Registration};
 
 /// A rank that is asked what it does, or that waits for one that has left, tells what it has been refused in
 /// this time.
@@ -56,6 +56,11 @@ const OWED: Duration = if cfg!(test) { Duration::from_secs(5) } else { Duration:
 
 /// Up to this many TCP peers are read directly while spinning; beyond, the kernel is asked which are ready.
 const DIRECT_READS: usize = 3;
+
+/// How long whoever has failed waits until that is said to the others, before its caller hears of it, who may
+/// end the process without a goodbye. In tests so long that none takes a machine that is slow for one that
+/// does not wait.
+pub const TELLING: Duration = if cfg!(test) { Duration::from_secs(5) } else { Duration::from_millis(50) };
 
 /// A rank's presence in a job.
 pub struct Endpoint {
@@ -254,13 +259,11 @@ impl Endpoint {
         lock(&self.roster).early(group)
     }
 
-    /// Tells all that are linked that a group has failed which is not here yet.
+    /// Tells all ranks that a group has failed which is not here yet, now or when their links open.
     pub fn warn(&self, group: u64, error: &Error) {
         let message = Control::Failure { group, error: error.clone() }.encode();
-        let peers: Vec<u32> = self.messages().open_peers().to_vec();
-        for peer in peers {
-            self.registration().send_control(peer, &message);
-        }
+        let all = (0..self.identity().0.size).collect();
+        self.registration().announce(all, message).wait(Deadline::after(TELLING));
     }
 
     /// Boards of groups that are gone.
@@ -268,8 +271,13 @@ impl Endpoint {
         &self.retired
     }
 
-    /// Opens the links to `peers` and waits until they are there.
-    pub fn open_links(&self, peers: &[u32], deadline: Deadline) -> Result<()> {
+    /// Opens the links to `peers` and waits until they are there, unless `fails` has an error before.
+    pub fn open_links(
+        &self,
+        peers: &[u32],
+        deadline: Deadline,
+        fails: impl Fn() -> Option<Error>,
+    ) -> Result<()> {
         let mut messages = self.messages();
         for &peer in peers {
             messages.want(peer);
@@ -278,22 +286,20 @@ impl Endpoint {
         self.settle();
         let answer = self.wait(deadline, Through::Messages, || {
             let messages = self.messages();
-            if let Some(&peer) = peers.iter().find(|&&peer| messages.gone(peer)) {
-                return Some(Err(peer));
+            if peers.iter().all(|&peer| messages.linked(peer)) {
+                return Some(Ok(()));
             }
-            peers.iter().all(|&peer| messages.linked(peer)).then_some(Ok(()))
+            let gone = peers.iter().copied().find(|&peer| messages.gone(peer));
+            let lost = gone.and_then(|peer| messages.why_lost(peer));
+            drop(messages);
+            let left = || Some(Error::new(Status::PeerFailed, format!("{} has left", self.describe(gone?))));
+            // That a peer is gone may come of it.
+            fails().or(lost).or_else(left).map(Err)
         });
-        match answer {
-            Some(Ok(())) => Ok(()),
-            Some(Err(peer)) => match self.messages().why_lost(peer) {
-                Some(why) => Err(why),
-                None => fail!(PeerFailed, "{} has left", self.describe(peer)),
-            },
-            None => {
-                let missing = self.unlinked(peers).map_or_else(String::new, |peer| self.describe(peer));
-                fail!(Timeout, "no link to {missing} in time; look at it, or raise timeout_ms")
-            }
-        }
+        answer.unwrap_or_else(|| {
+            let missing = self.unlinked(peers).map_or_else(String::new, |peer| self.describe(peer));
+            fail!(Timeout, "no link to {missing} in time; look at it, or raise timeout_ms")
+        })
     }
 
     /// The first of `peers` that there is no link to.
@@ -391,9 +397,9 @@ impl Endpoint {
 
     /// Tells the members of a group that it has failed, now or when their links open. Who waits here has to be
     /// woken when it has.
-    pub fn tell_members(&self, group: &Group, error: &Error) {
+    pub fn tell_members(&self, group: &Group, error: &Error) -> Announced {
         let message = Control::Failure { group: group.id(), error: error.clone() }.encode();
-        self.registration().announce(group.members().clone(), message);
+        self.registration().announce(group.members().clone(), message)
     }
 
     /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by

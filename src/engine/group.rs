@@ -34,6 +34,7 @@ use crate::cuda::driver::retry;
 use crate::deadline::{Deadline, Timeout};
 use crate::error::{Error, Result, fail};
 use crate::signature::Signature;
+use crate::transport::service::Announced;
 
 /// Ranks of one endpoint that call together. Ranks are numbered within the group; `members` maps them to the
 /// endpoint's numbering, which links and messages use.
@@ -48,7 +49,7 @@ pub struct Group {
     /// Set after the others were told of the failure: a thread that sees it may end the process.
     failed: AtomicBool,
     failure: OnceLock<Error>,
-    telling: Mutex<()>,
+    telling: Mutex<Announced>,
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
     direct: OnceLock<Arc<Direct>>,

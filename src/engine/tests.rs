@@ -176,8 +176,8 @@ fn linked_pair(shm: bool) -> [Arc<Group>; 2] {
 }
 
 fn linked(groups: [Arc<Group>; 2]) -> [Arc<Group>; 2] {
-    groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
-    groups[1].endpoint().open_links(&[0], Deadline::after(Duration::from_secs(20))).expect("a link");
+    groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
+    groups[1].endpoint().open_links(&[0], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     groups
 }
 

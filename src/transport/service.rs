@@ -299,13 +299,18 @@ impl Registration {
 
     /// Queues a control message for each of these peers: for those linked now, for the others as soon as their
     /// link opens, or before the goodbye where that does not come to its end. Of very many, the oldest are
-    /// told to nobody any more. Never blocks.
+    /// told to nobody any more. Never blocks; whoever may end the process behind it waits until it is said.
     ///
     /// # Panics
     /// When the message is too long.
-    pub fn announce(&self, peers: Arc<[u32]>, message: Vec<u8>) {
+    pub fn announce(&self, peers: Arc<[u32]>, message: Vec<u8>) -> Announced {
         assert!(message.len() <= MAX_CONTROL, "a control message of {} bytes", message.len());
-        self.send(Command::Announce { endpoint: self.shared.id, peers, message });
+        if !self.service.is_mine() {
+            return Announced::default();
+        }
+        let said = Arc::new(Latch::default());
+        self.send(Command::Announce { endpoint: self.shared.id, peers, message, said: said.clone() });
+        Announced(Some(said))
     }
 
     /// The engine cannot use the link's data streams any more, because of `why`. Whatever the control
@@ -407,6 +412,20 @@ impl Drop for Registration {
     fn drop(&mut self) {
         if self.service.generation() == fork::generation() && self.shared.closes.get().is_none() {
             self.close(Deadline::after(DROP_TIMEOUT));
+        }
+    }
+}
+
+/// A message that was given to [`Registration::announce`].
+#[derive(Clone, Default)]
+pub struct Announced(Option<Arc<Latch>>);
+
+impl Announced {
+    /// Waits until it is with the kernel for all that are linked, as far as it takes that, or until `deadline`.
+    /// The service thread, which says it, does not wait.
+    pub fn wait(&self, deadline: Deadline) {
+        if let Some(said) = self.0.as_ref().filter(|_| !on_service_thread()) {
+            said.wait(deadline);
         }
     }
 }

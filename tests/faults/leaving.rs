@@ -91,6 +91,32 @@ fn end_at_once() -> ! {
     unsafe { libc::_exit(0) }
 }
 
+pub(crate) fn aborts_and_ends(seat: &Seat) {
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    let barrier = || Verb::new(Kind::Barrier, 0).run_in::<u8>(&context, &mut [], &Call::default());
+    if seat.rank == 1 {
+        barrier().expect("rank 0 comes");
+        context.abort_because(Some("the data are bad"));
+        end_at_once();
+    }
+    // Rank 1 may be through the first before this rank is.
+    let error = barrier().and_then(|_| barrier()).expect_err("rank 1 aborts");
+    report(format_args!("told {error}"));
+}
+
+/// As by an exception that nobody catches, or a watchdog.
+#[test]
+fn what_a_rank_fails_for_is_told_though_its_process_ends_at_once() {
+    for transports in TRANSPORTS {
+        for _ in 0..8 {
+            let mut job = Job::start("abort and end", 2, transports);
+            let told = job.await_all(&[0], "told").remove(0).line;
+            assert!(told.contains("the data are bad"), "{told}");
+            job.all_end_well(&[0, 1]);
+        }
+    }
+}
+
 /// The other rank waits for this one in vain, and hears that it has left in peace.
 fn hears_that_it_has_left(context: &Context, rank: u32) {
     let error = receive(context, rank, &mut [0], &tagged(NEVER)).expect_err("it has left");

@@ -30,6 +30,7 @@ fn rank() {
         ("exit early", deaths::exit_early),
         ("exit", deaths::exit_while_needed),
         ("announce and exit", leaving::announces_and_exits),
+        ("abort and end", leaving::aborts_and_ends),
         ("end beside a callback", leaving::ends_beside_a_callback),
         ("exit in a callback", leaving::exits_in_a_callback),
         ("end together", leaving::end_together),

@@ -127,9 +127,16 @@ impl<'a> Notice<'a> {
     pub(super) fn get(&self, key: &str, endpoint: Option<&Endpoint>, deadline: Deadline) -> Result<Vec<u8>> {
         // A store that ends a wait may have heard why.
         self.wait(key, endpoint, deadline).map_err(|error| match error.status() {
-            Status::PeerFailed => self.told().unwrap_or(error),
+            Status::PeerFailed => self.told().unwrap_or_else(|| self.overtaken(endpoint, error)),
             _ => error,
         })
+    }
+
+    /// What a wait has failed with: what another rank has said before, if that it has gone may follow from it.
+    pub(super) fn overtaken(&self, endpoint: Option<&Endpoint>, error: Error) -> Error {
+        let said = endpoint.filter(|_| follows(&error));
+        let said = said.and_then(|endpoint| endpoint.warning(endpoint.identity().0.job));
+        said.map_or(error, |said| self.hear(said))
     }
 
     fn wait(&self, key: &str, endpoint: Option<&Endpoint>, deadline: Deadline) -> Result<Vec<u8>> {
@@ -260,6 +267,8 @@ mod tests {
     use super::*;
     use crate::error::fail;
     use crate::rendezvous::hash::HashStore;
+    use crate::rendezvous::secret::SecretKey;
+    use crate::transport::service::{Identity, Options, Port};
 
     /// Has stopped, if it is so.
     struct Stopped(bool);
@@ -359,6 +368,20 @@ mod tests {
         // Who was told says it once.
         let [_, second] = left(gone, (Status::PeerFailed, "rank 2 joins: rank 1 is gone"));
         assert_eq!(second.text(), "rank 2 joins: rank 1 is gone");
+    }
+
+    #[test]
+    fn what_a_rank_has_said_before_it_left_counts_more_than_that_it_has() {
+        let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 7 };
+        let endpoint = Endpoint::new(identity, Options::default()).expect("an endpoint");
+        let (cause, store) = (Error::new(Status::System, "no descriptors"), HashStore::new());
+        let (left, own) = (Error::new(Status::PeerFailed, "rank 1 has left"), Error::new(Status::Cuda, "no"));
+        let notice = Notice::new(&store, "job/0", 0, None);
+        assert_eq!(notice.overtaken(Some(&endpoint), left.clone()), left);
+        endpoint.control(1, &Control::Failure { group: 7, error: cause.clone() }.encode());
+        assert_eq!(notice.overtaken(Some(&endpoint), left), cause);
+        assert_eq!(notice.cause(&cause), cause, "it is passed on as it was heard");
+        assert_eq!(notice.overtaken(Some(&endpoint), own.clone()), own);
     }
 
     #[test]

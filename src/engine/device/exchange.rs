@@ -10,8 +10,8 @@ mod one_sided;
 mod series;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Once};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::time::{Duration, Instant};
 
 pub(super) use self::graphs::mixes_by_default;
 use self::line::CallLine;
@@ -32,6 +32,7 @@ use crate::cuda::quiet::Exchanging;
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
+use crate::engine::point::DOUBT;
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
@@ -58,6 +59,8 @@ pub struct DeviceExchange {
     pulls: AtomicBool,
     /// Whether something of it has been captured.
     in_graphs: AtomicBool,
+    /// When each member's goodbye was first seen.
+    goodbyes: [OnceLock<Instant>; MAX_RANKS],
 }
 
 /// Some members of an exchange.
@@ -144,6 +147,7 @@ impl DeviceExchange {
             latches: Once::new(),
             pulls: AtomicBool::new(false),
             in_graphs: AtomicBool::new(false),
+            goodbyes: Default::default(),
         }
     }
 
@@ -495,18 +499,23 @@ impl DeviceExchange {
         gone.iter().find(lacks).map(|member| first + member)
     }
 
-    /// The others that have ended their part in the exchange, or left the job.
+    /// The others that have ended their part in the exchange, or left the job. A goodbye on the boards overtakes
+    /// the news of what its rank may leave for: it counts when that has had its time.
     fn gone(&self, group: &Group) -> Members {
         let Parts { boards, first, .. } = self.parts();
+        let has_left = |member: u32| {
+            let since = || self.goodbyes[member as usize].get_or_init(Instant::now);
+            boards.has_left(member as usize) && since().elapsed() >= DOUBT
+        };
         let (endpoint, own) = (group.endpoint(), group.rank() - first);
         let others = (0..boards.size() as u32).filter(|member| *member != own);
         match endpoint.has_lost_any() {
             true => {
                 let messages = endpoint.messages();
                 let is_gone = |member: &u32| messages.gone(group.members()[(first + member) as usize]);
-                others.filter(|member| boards.has_left(*member as usize) || is_gone(member)).collect()
+                others.filter(|member| has_left(*member) || is_gone(member)).collect()
             }
-            false => others.filter(|member| boards.has_left(*member as usize)).collect(),
+            false => others.filter(|member| has_left(*member)).collect(),
         }
     }
 

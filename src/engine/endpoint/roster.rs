@@ -64,7 +64,7 @@ impl Roster {
     /// makes it just now comes before this or after it.
     pub(super) fn find_failed(&mut self, id: u64, error: &Error) -> Option<Arc<Group>> {
         let group = self.find(id);
-        if group.is_none() && self.early.iter().all(|(other, _)| *other != id) {
+        if group.is_none() && !self.has_ended(id) && self.early.iter().all(|(other, _)| *other != id) {
             remember(&mut self.early, (id, error.clone()));
         }
         group

@@ -25,10 +25,12 @@
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use super::{Group, Turn};
+use crate::deadline::Deadline;
 use crate::engine::device::Way;
-use crate::engine::endpoint::lock;
+use crate::engine::endpoint::{TELLING, lock};
 use crate::engine::wire::Class;
 use crate::error::{Error, Status};
+use crate::transport::service::Announced;
 
 impl Group {
     /// The first failure, if there was one.
@@ -45,9 +47,11 @@ impl Group {
     }
 
     /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it:
-    /// who does may end the process. Whether it was: then whoever has no caller to tell of it logs it.
+    /// who does may end the process, and without a goodbye. So it is waited for a moment until they are told,
+    /// but for the service thread, which tells them. Whether it was the first: then whoever has no caller to
+    /// tell of it logs it.
     #[must_use = "a failure that no call tells of is to be logged, once"]
-    pub(in crate::engine) fn latch(&self, error: &Error, tell: impl FnOnce()) -> bool {
+    pub(in crate::engine) fn latch(&self, error: &Error, tell: impl FnOnce() -> Announced) -> bool {
         /// Also when telling panics.
         struct Seen<'a>(&'a AtomicBool);
         impl Drop for Seen<'_> {
@@ -55,14 +59,16 @@ impl Group {
                 self.0.store(true, Ordering::Release);
             }
         }
-        let telling = lock(&self.telling);
+        let mut telling = lock(&self.telling);
         let seen = Seen(&self.failed);
         let first = self.failure.set(error.clone()).is_ok();
         if first {
-            tell();
+            *telling = tell();
         }
-        drop(seen);
+        let told = telling.clone();
         drop(telling);
+        told.wait(Deadline::after(TELLING));
+        drop(seen);
         // Against `link_devices`: either this sees the exchange, or that sees the failure.
         fence(Ordering::SeqCst);
         if let Some(exchange) = self.devices.get().and_then(Way::exchange) {
@@ -140,7 +146,7 @@ impl Group {
                 _ => String::new(),
             };
             let told = cause.context(format!("rank {} on {here} reports{call}", self.rank));
-            self.endpoint.tell_members(self, &told);
+            self.endpoint.tell_members(self, &told)
         });
     }
 }

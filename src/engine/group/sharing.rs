@@ -87,10 +87,11 @@ impl Group {
         Ok(())
     }
 
-    /// [`Endpoint::open_links`]; a member that does not link is told by its rank here, too.
+    /// [`Endpoint::open_links`], unless the group fails; a member that does not link is told by its rank here,
+    /// too.
     pub(in crate::engine) fn open_links(&self, peers: &[u32], deadline: Deadline) -> Result<()> {
-        self.endpoint.open_links(peers, deadline).map_err(|error| match error.status() {
-            Status::Timeout => {
+        self.endpoint.open_links(peers, deadline, || self.failure()).map_err(|error| match error.status() {
+            Status::Timeout if self.failure().is_none() => {
                 let missing = self.endpoint.unlinked(peers);
                 missing.map_or(error.clone(), |peer| self.lost(peer, error))
             }

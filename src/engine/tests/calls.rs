@@ -34,7 +34,7 @@ fn an_operation_that_fails_lets_go_of_its_buffers() {
 fn a_call_whose_turn_does_not_come_says_on_which_rank() {
     let [group, other] = pair(true);
     let wait = Deadline::after(Duration::from_secs(20));
-    group.endpoint().open_links(&[1], wait).expect("a link");
+    group.endpoint().open_links(&[1], wait, || None).expect("a link");
     let start = |timeout| {
         let stuck = Scripted(None, Arc::default());
         group.start(calling(Class::Ordered, 0, BARRIER, timeout), |_| stuck).expect("it starts")
@@ -52,7 +52,7 @@ fn a_call_whose_turn_does_not_come_says_on_which_rank() {
 fn a_call_that_is_late_with_the_one_before_it_leaves_it_to_that_to_say_why() {
     let [group, _other] = pair(true);
     let wait = Deadline::after(Duration::from_secs(20));
-    group.endpoint().open_links(&[1], wait).expect("a link");
+    group.endpoint().open_links(&[1], wait, || None).expect("a link");
     let start = |_| {
         let (stuck, timeout) = (Scripted(None, Arc::default()), Some(Duration::from_millis(100)));
         group.start(calling(Class::Ordered, 0, BARRIER, timeout), |_| stuck).expect("it starts")
@@ -79,7 +79,7 @@ fn end_of_stuck(group: &Arc<Group>, timeout: Option<Duration>) -> Error {
 #[test]
 fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     let [group, other] = pair(true);
-    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     for group in [&group, &other] {
         let _ = turn(group, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
     }
@@ -112,7 +112,7 @@ fn a_rank_whose_calls_in_a_group_are_long_ago_has_called_something() {
 #[test]
 fn calls_that_nobody_waits_for_are_compared_though_nothing_is_sent() {
     let [group, other] = pair(true);
-    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     let _ = turn(&other, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
     let error = end_of_stuck(&group, None);
     assert_eq!(error.status(), Status::Mismatch);

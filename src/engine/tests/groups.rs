@@ -6,7 +6,7 @@ use crate::engine::messages::{EAGER_SHM_BYTES, Messages};
 #[test]
 fn a_group_that_failed_before_it_was_made_fails_on_all_its_members() {
     let [first, second] = pair(true);
-    first.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    first.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     let child = |parent: &Arc<Group>, rank| {
         let endpoint = parent.endpoint().clone();
         Group::new(endpoint, 77, "child".into(), rank, [0, 1].into(), Duration::from_secs(20))

@@ -433,7 +433,7 @@ impl Operation for WorksAtTimes {
 #[test]
 fn a_rank_at_work_is_not_told_to_wait_for_whom_it_has_waited_for() {
     let [group, other] = pair(true);
-    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     let (at_work, mut call) = (Arc::new(AtomicBool::new(false)), None);
     let make = |turn: &Turn| {
         call = Some(*turn);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::engine::control::Control;
@@ -13,7 +13,7 @@ use crate::error::fail;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
 use crate::transport::Link;
-use crate::transport::service::{Attendance, Identity, Port, Registration};
+use crate::transport::service::{Attendance, Identity, Port, Registration, hold_service};
 
 /// A launcher's store that has stopped. It may tell when it is asked, and stand still until nobody holds it
 /// up.
@@ -346,15 +346,17 @@ fn a_failure_is_seen_where_it_happens_once_the_others_are_told() {
     let turn = group.announce(BARRIER, None).expect("a call");
     let cause = Error::new(Status::System, "no");
     let progress = || group.endpoint().recorder().last(group.id()).map(|call| call.progress);
+    let held = hold_service();
     std::thread::scope(|scope| {
-        assert!(group.latch(&cause, || {
-            scope.spawn(|| group.end_turn_record(&turn, Err(cause.clone())).expect_err("it has failed"));
-            std::thread::sleep(Duration::from_millis(50));
-            assert_eq!(group.failure(), None, "who sees it may end the process");
-            // Nor by those that ask this rank, which would take it for the cause.
-            assert_eq!(progress(), Some(Progress::Running));
-            group.endpoint().tell_members(&group, &cause);
-        }));
+        scope.spawn(|| group.end_turn_record(&turn, Err(cause.clone())).expect_err("it has failed"));
+        while group.latched().is_none() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(group.failure(), None, "who sees it may end the process");
+        // Nor by those that ask this rank, which would take it for the cause.
+        assert_eq!(progress(), Some(Progress::Running));
+        drop(held);
     });
     assert_eq!((group.failure(), progress()), (Some(cause), Some(Progress::Failed)));
     let wait = Deadline::after(Duration::from_secs(20));
@@ -362,11 +364,30 @@ fn a_failure_is_seen_where_it_happens_once_the_others_are_told() {
 }
 
 #[test]
+fn who_waits_for_links_hears_that_its_group_has_failed() {
+    let groups = unlinked(2, &Options { shm: false, ..Options::default() });
+    // Listens and says nothing.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut address = groups[1].endpoint().registration().address().clone();
+    address.addresses = vec![mute.local_addr().expect("bound")];
+    groups[0].endpoint().learn(address);
+    let (cause, begun) = (Error::new(Status::System, "no"), Instant::now());
+    let error = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| groups[0].open_links(&[1], Deadline::after(Duration::from_secs(60))));
+        std::thread::sleep(Duration::from_millis(20));
+        groups[0].fail(cause.clone());
+        waits.join().expect("no panic").expect_err("it has failed")
+    });
+    assert_eq!(error, cause);
+    assert!(begun.elapsed() < Duration::from_secs(20), "it has not waited for the link");
+}
+
+#[test]
 fn a_rank_that_does_not_reach_another_while_memory_is_shared_tells_all() {
     let mut groups = unlinked(3, &Options::default());
     drop(groups.remove(1));
     let wait = Deadline::after(Duration::from_secs(20));
-    groups[1].endpoint().open_links(&[0], wait).expect("a link");
+    groups[1].endpoint().open_links(&[0], wait, || None).expect("a link");
     let error = groups[0].share_memory(wait, wait, |mine, _| Ok(vec![mine; 3])).expect_err("rank 1 has gone");
     for group in &groups {
         let told = group.endpoint().wait(wait, Through::Messages, || group.failure()).expect("in time");

@@ -64,7 +64,7 @@ fn a_rank_may_be_ahead_after_any_number_of_calls_that_messages_have_not_heard_of
 #[test]
 fn tags_that_are_used_once_leave_nothing_behind() {
     let [group, other] = pair(true);
-    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     for tag in 1..1000 {
         let ending = || Scripted(Some(Ok(Completion::default())), Arc::default());
         let turn = group.start(calling(Class::Tagged, tag, BARRIER, None), |_| ending()).expect("it starts");
@@ -91,7 +91,7 @@ fn tags_that_are_used_once_leave_nothing_behind() {
 #[test]
 fn tags_of_several_kinds_that_share_a_counter_leave_nothing_behind() {
     let [group, other] = pair(true);
-    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     for number in 0..5000u64 {
         let tag = (4 + number % 3) << 56 | number << 24;
         for sequence in 0..1 + number % 2 {

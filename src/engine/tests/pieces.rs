@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::engine::point::{Pieces, cut};
+use crate::transport::service::Announced;
 
 /// Bytes of a piece: more than is sent unasked.
 pub(super) const PIECE: usize = 320 * 1024;
@@ -241,11 +242,11 @@ fn a_message_that_ends_with_its_group_ends_with_the_failure_of_the_group() {
         groups[0].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
         // The news takes its time: longer than a word that the sender has given up would be believed.
         let cause = Error::new(Status::Cuda, "the device is gone");
-        assert!(groups[0].latch(&cause, || ()));
+        assert!(groups[0].latch(&cause, Announced::default));
         // Unless it has ended: the library may have looked at it meanwhile.
         sends.cancel();
         assert_eq!(receives.wait(Deadline::after(Duration::from_millis(400))), None);
-        groups[0].endpoint().tell_members(&groups[0], &cause);
+        groups[0].endpoint().tell_members(&groups[0], &cause).wait(wait);
         let error = receives.wait(wait).expect("in time").expect_err("the group has failed");
         assert_eq!(error.status(), Status::Cuda, "{error}");
     }

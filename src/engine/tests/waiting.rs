@@ -14,7 +14,7 @@ const LOST: Duration = Duration::from_secs(10);
 /// A group whose endpoint looks at descriptors while it waits: it has a link over TCP.
 fn half_linked() -> [Arc<Group>; 2] {
     let groups = pair(false);
-    groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     groups
 }
 
@@ -216,7 +216,7 @@ fn streams_end_behind_the_goodbyes_unless_an_operation_is_under_way() {
 #[test]
 fn what_nobody_waits_for_leaves_the_service_asleep() {
     let [group, _other] = pair(true);
-    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     let looks = Arc::new(AtomicUsize::new(0));
     let counting = Counting(looks.clone());
     let running =
@@ -253,7 +253,7 @@ impl Operation for Counting {
 fn the_deadline_of_what_is_begun_beside_a_sleeper_passes_in_time() {
     let [group, _other] = pair(true);
     let endpoint = group.endpoint();
-    endpoint.open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    endpoint.open_links(&[1], Deadline::after(Duration::from_secs(20)), || None).expect("a link");
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -283,7 +283,7 @@ fn a_peer_that_sends_all_the_time_keeps_nothing_of_others_away() {
     let groups = unlinked_of(&[shm.clone(), shm, tcp]);
     let deadline = Deadline::after(Duration::from_secs(20));
     for (rank, others) in [[1, 2], [0, 2], [0, 1]].iter().enumerate() {
-        groups[rank].endpoint().open_links(others, deadline).expect("links");
+        groups[rank].endpoint().open_links(others, deadline, || None).expect("links");
     }
     let mut came = [0; 3];
     let any = receive_any(&groups[0], &[2], &mut came);

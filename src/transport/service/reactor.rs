@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::endpoint::Endpoint;
-use super::{DROP_TIMEOUT, SAY_TIMEOUT, Shared};
+use super::{DROP_TIMEOUT, Latch, SAY_TIMEOUT, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::sys::epoll::{Epoll, Event, Interest};
@@ -51,6 +51,8 @@ pub(super) enum Command {
         endpoint: u64,
         peers: Arc<[u32]>,
         message: Vec<u8>,
+        /// Set when it is said.
+        said: Arc<Latch>,
     },
     Doubt {
         endpoint: u64,
@@ -363,8 +365,9 @@ impl Reactor {
                 Command::Control { endpoint, peer, message } => {
                     self.with(endpoint, |endpoint, core| endpoint.send_control(core, peer, &message));
                 }
-                Command::Announce { endpoint, peers, message } => {
+                Command::Announce { endpoint, peers, message, said } => {
                     self.with(endpoint, |endpoint, core| endpoint.announce(core, peers, message));
+                    said.set();
                 }
                 Command::Doubt { endpoint, peer, why } => {
                     self.with(endpoint, |endpoint, core| endpoint.doubt(core, peer, why));

@@ -1,8 +1,8 @@
 //! Calls that fail when their stream has been given some of them: the exchange lasts until that is done, and
 //! so long nobody has the memory back.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Barrier, OnceLock};
 
 use super::points::point;
 use super::*;
@@ -485,4 +485,33 @@ fn a_copy_that_nobody_else_takes_part_in_ends_when_its_stream_is_through_with_it
         double.free(output);
         assert_eq!(double.complaints(), Vec::<String>::new(), "call {failing}");
     }
+}
+
+/// It may leave for what the group has failed with, and the news of that takes longer.
+#[test]
+fn a_rank_that_says_goodbye_to_the_exchange_is_not_the_cause_at_once() {
+    let (called, left, ended) = (Barrier::new(2), OnceLock::new(), Barrier::new(2));
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        // Whose links stay when it is gone.
+        let group = context.duplicate().expect("the same ranks");
+        meet(&[(&group, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
+        if context.rank() == 0 {
+            let call = sum(&group, 1, double.memory(*device, 4), None, PATIENCE);
+            // SAFETY: the double trusts no addresses.
+            let enqueued = unsafe { call.enqueue() }.expect("a call");
+            called.wait();
+            let work = call.work(enqueued).expect("a work");
+            let error = work.wait(Deadline::NEVER).expect_err("rank 1 has left");
+            assert!(
+                left.get().is_some_and(|at: &Instant| at.elapsed() >= Duration::from_millis(100)),
+                "{error}"
+            );
+            assert!(error.text().contains("rank 1 (") && error.text().contains("has left"), "{error}");
+        } else {
+            called.wait();
+            left.set(Instant::now()).expect("once");
+            drop(group);
+        }
+        ended.wait();
+    });
 }
