@@ -3,6 +3,8 @@
 
 #include "harness.h"
 
+#include <sys/mman.h>
+
 static int32_t x[1024];
 
 static void different_counts(unisono_context_t *ctx, void *arg) {
@@ -93,6 +95,36 @@ static void an_abort_with_a_cause(unisono_context_t *ctx, void *arg) {
     CHECK_TEXT(unisono_last_error(), "rank 1 aborted 'default': the disk is full again");
 }
 
+/* What works were given is their caller's again behind an abort, though nobody has waited for them. */
+static void an_abort_gives_memory_back(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    size_t bytes = 32 << 20;
+    for (int round = 0; round < 12; round++) {
+        unisono_context_t *child = NULL;
+        unisono_work_t *work = NULL;
+        char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory != MAP_FAILED);
+        memset(memory, 1, bytes);
+        CHECK_OK(unisono_context_duplicate(ctx, &child));
+        CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+        if (unisono_context_rank(ctx) == 0) {
+            unisono_status_t status = unisono_send(child, memory, bytes, UNISONO_UINT8, 1, NULL, &work);
+            if (status == UNISONO_OK) {
+                status = unisono_work_wait(work);
+            }
+            CHECK(status == UNISONO_OK || status == UNISONO_ABORTED);
+        } else {
+            CHECK_OK(unisono_receive(child, memory, bytes, UNISONO_UINT8, 0, NULL, &work));
+            sleep_ms(round % 4);
+        }
+        unisono_work_destroy(work);
+        CHECK_OK(unisono_context_abort(child));
+        unisono_context_destroy(child);
+        munmap(memory, bytes);
+        CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+    }
+}
+
 /* Rank 1 does not come: the deadline of the call ends it, and the text says whom it waited for. */
 static void a_deadline(unisono_context_t *ctx, void *arg) {
     (void)arg;
@@ -175,6 +207,7 @@ int main(void) {
     run_ranks(3, 60, different_roots, NULL);
     run_ranks(3, 60, an_abort, NULL);
     run_ranks(3, 60, an_abort_with_a_cause, NULL);
+    run_ranks(2, 60, an_abort_gives_memory_back, NULL);
     run_ranks(2, 60, a_deadline, NULL);
     run_ranks(2, 30, a_wait_at_exit, NULL);
     for (int round = 0; round < 10; round++) {

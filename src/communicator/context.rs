@@ -275,7 +275,8 @@ impl Context {
     }
 
     /// Fails everything that is running or to come on this context, on this rank and (within a second) on the
-    /// others. Returns at once; from any thread.
+    /// others. Returns at once; from any thread. What works were given of host memory is the caller's again
+    /// then.
     pub fn abort(&self) {
         self.abort_because(None);
     }
@@ -287,6 +288,9 @@ impl Context {
             text = format!("{text}: {cause}");
         }
         self.fail(Error::new(Status::Aborted, text));
+        if let Membership::Group(group) = &self.0.membership {
+            group.end_all();
+        }
     }
 
     /// Fails everything that is running or to come on this context for a cause of this rank's, as

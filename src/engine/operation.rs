@@ -480,18 +480,18 @@ impl Running {
 
     /// Ends it if its group has failed, also before its turn: whoever moves the call that has the turn may be
     /// held up in the driver, which may wait for a stream that waits for this one. Only for one that asks no
-    /// driver.
-    pub fn end_in_failure(&self) {
-        let Ok(mut stage) = self.stage.try_lock() else { return };
-        let (Stage::Running { operation, .. }, Some(error)) = (&mut *stage, self.group.failure()) else {
-            return;
-        };
+    /// driver. Whether it touches no memory any more: another thread may be at it.
+    pub fn end_in_failure(&self) -> bool {
+        let Ok(mut stage) = self.stage.try_lock() else { return false };
+        let Stage::Running { operation, .. } = &mut *stage else { return true };
+        let Some(error) = self.group.failure() else { return false };
         let standing = operation.standing();
         operation.abandon(&self.group);
         *stage = Stage::Over;
         let active = self.is_active();
         drop(stage);
         self.end(Err(error), standing, active);
+        true
     }
 
     /// Whether its turn has gone to the next call.

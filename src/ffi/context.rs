@@ -367,8 +367,9 @@ pub unsafe extern "C" fn unisono_context_connect_device(
 }
 
 /// Fails everything that runs or is called on this context, here at once and on the other ranks within a
-/// second. Returns at once; from any thread, also while others wait. The context can only be destroyed
-/// afterwards.
+/// second. Returns at once; from any thread, also while others wait. The library touches no host memory of
+/// works of this context any more then, whether they are waited for or not, unless a reduction is in a
+/// function of the program's that takes long. The context can only be destroyed afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_abort(ctx: *const unisono_context_t) -> unisono_status_t {
     guard(|| {
@@ -430,7 +431,7 @@ pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) ->
 ///
 /// Not collective, and waits for no other rank. Operations that still run, run on, to their deadlines at the
 /// latest; until then the library keeps what they need, links and threads included, and their buffers stay in
-/// use. unisono_context_abort before this ends them at once. Works, children and buffers made from the
+/// use. unisono_context_abort before this ends them at once, but for what streams were given. Works, children and buffers made from the
 /// context stay valid. No function may be using the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_destroy(ctx: *mut unisono_context_t) {

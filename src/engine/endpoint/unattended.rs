@@ -23,6 +23,10 @@ const YOUNG: Duration = Duration::from_micros(100);
 /// much, once.
 const LEAVE: Duration = Duration::from_millis(1);
 
+/// How long whoever aborts waits for threads that are at what is to end: a look is short, a function of the
+/// program's may not be.
+const ENDING: Duration = Duration::from_millis(500);
+
 /// How long the attendant watches another thread that moves what streams wait for, before it naps in between.
 const STAND_BY: Duration = Duration::from_micros(250);
 
@@ -346,6 +350,20 @@ impl Endpoint {
         let mut list = lock(&self.unattended.list);
         let taken = list.dormant.take_all(|running| std::ptr::eq(&**running.group(), group));
         list.wake(taken);
+    }
+
+    /// Ends those of a group that has failed, so that nothing touches their memory any more, but those that may
+    /// be held up in the driver. For a moment it is waited for a thread that is at one.
+    pub fn end_all(&self, group: &Group) {
+        let patience = Deadline::after(ENDING);
+        let ours = |running: &Arc<Running>| std::ptr::eq(&**running.group(), group) && !running.asks_driver();
+        for running in self.unattended.awake().into_iter().filter(ours) {
+            while !running.end_in_failure() && !patience.expired() {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        self.wake();
+        self.see_out();
     }
 
     /// Moves them, those on devices only if `through` says so. Whether any has ended, or is at work. Not

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use super::{Group, Turn};
 use crate::deadline::Deadline;
+use crate::engine::callbacks::hold_back;
 use crate::engine::device::Way;
 use crate::engine::endpoint::{TELLING, lock};
 use crate::engine::wire::Class;
@@ -90,6 +91,15 @@ impl Group {
         }
         if self.latch(&error, || self.endpoint.tell_members(self, &error)) {
             log::warn!("group '{}' failed: {error}", self.name);
+        }
+    }
+
+    /// Ends the works of a group that has failed: see [`Endpoint::end_all`]. Their callbacks are called by
+    /// another thread: the caller may hold what they want.
+    pub fn end_all(&self) {
+        if self.endpoint.check_fork().is_ok() {
+            let _held_back = hold_back();
+            self.endpoint.end_all(self);
         }
     }
 

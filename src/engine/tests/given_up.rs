@@ -209,6 +209,28 @@ fn a_message_that_comes_behind_the_deadline_is_for_the_next_receive() {
 }
 
 #[test]
+fn what_runs_in_a_group_that_is_aborted_has_ended_when_that_returns() {
+    for shm in [true, false].into_iter().cycle().take(20) {
+        let groups = linked_pair(shm);
+        let (bytes, mut came) = (vec![1; 8 * LONG], vec![0; 8 * LONG]);
+        let sent = send(&groups[0], 4, &bytes);
+        let received = receive(&groups[1], 4, &mut came);
+        let in_vain = receive(&groups[1], 5, &mut []);
+        let (told, tells) = std::sync::mpsc::channel();
+        in_vain.on_complete(Box::new(move |result| {
+            told.send((std::thread::current().id(), result)).expect("the test waits");
+        }));
+        groups[1].fail(Error::new(Status::Aborted, "aborted"));
+        groups[1].end_all();
+        assert!(received.has_ended() && in_vain.has_ended());
+        let (thread, result) = tells.recv_timeout(PATIENCE).expect("it is called back");
+        assert_eq!(result.expect_err("it is aborted").status(), Status::Aborted);
+        assert_ne!(thread, std::thread::current().id(), "who aborts may hold what a callback wants");
+        let _ = sent.wait(soon()).expect("in time");
+    }
+}
+
+#[test]
 fn messages_that_nobody_has_taken_are_given_up_without_a_trace() {
     for shm in [true, false] {
         let (groups, before) = begun(shm);
