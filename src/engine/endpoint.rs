@@ -439,7 +439,13 @@ impl Endpoint {
             }
         }
         self.settle();
-        moved |= self.advance_running(through);
+        let advanced = self.advance_running(through);
+        if !advanced && self.unattended.any() {
+            // What they have posted needs helpers, links, or that a bell rings for it; nobody may look again
+            // before that has happened.
+            self.settle();
+        }
+        moved |= advanced;
         if moved && self.sleepers.any() {
             self.wake();
         }

@@ -392,7 +392,8 @@ impl Endpoint {
         if on_devices {
             self.watch.moved_at.store(self.age(), Ordering::Relaxed);
         }
-        moved
+        // For one that was laid down something may have come just before.
+        moved || is_crowd && self.unattended.wakes.any()
     }
 
     /// Moves those on devices that need no driver, if those who move such things do not come back from it.

@@ -22,9 +22,14 @@ impl Wakes {
         self.any.store(true, Ordering::Release);
     }
 
+    /// Whether any have come.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     /// Those that have come.
     pub fn take(&self) -> Vec<u64> {
-        if !self.any.load(Ordering::Acquire) {
+        if !self.any() {
             return Vec::new();
         }
         // Before they are taken: of one that comes behind that is told again.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::losing::{receive_any, unlinked_of};
 use super::*;
 use crate::engine::endpoint::Endpoint;
+use crate::transport::service::hold_service;
 
 /// Much longer than a wait that is woken takes, and shorter than what a sleeper sleeps at most.
 const LOST: Duration = Duration::from_secs(10);
@@ -246,6 +247,36 @@ impl Operation for Counting {
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
         vec![1]
     }
+}
+
+/// An operation that needs a link as soon as it is looked at, and counts that.
+struct Wanting(Arc<AtomicUsize>);
+
+impl Operation for Wanting {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        group.endpoint().messages().want(1);
+        Poll::Pending
+    }
+
+    fn abandon(&mut self, _group: &Group) {}
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        vec![1]
+    }
+}
+
+/// Whoever looks at it next may be asleep, and has nothing to wake for.
+#[test]
+fn what_an_operation_has_asked_for_is_seen_to_in_the_look_that_finds_nothing_more() {
+    let groups = unlinked_of(&vec![Options::default(); 2]);
+    let (_held, looks) = (hold_service(), Arc::new(AtomicUsize::new(0)));
+    let wanting = Wanting(looks.clone());
+    let running =
+        groups[0].start(calling(Class::PointToPoint, 0, BARRIER, None), |_| wanting).expect("it starts");
+    assert_eq!(looks.load(Ordering::Relaxed), 1, "it is looked at as it starts");
+    assert!(groups[0].endpoint().messages().wanted.is_empty(), "its link is opened");
+    running.cancel();
 }
 
 /// Whoever sleeps has looked when to wake before there was the operation, and moves it.
