@@ -142,12 +142,26 @@ impl Devices {
     /// Whether streams wait for what the host does, or it for them: couriers that are on their way, or may
     /// be, among them.
     fn awaits_host(&self) -> bool {
+        self.is_asked() || self.are_streams_held()
+    }
+
+    /// Whether streams wait for what the host does: those that have couriers among them.
+    fn are_streams_held(&self) -> bool {
         // In this order: who drops a courier has told the stands before.
         let launched = self.quiet().launched.load(Ordering::SeqCst);
-        self.is_asked()
-            || self.quiet().held.load(Ordering::SeqCst) > 0
+        self.quiet().held.load(Ordering::SeqCst) > 0
             || launched > self.quiet().gone()
             || self.stands().has_parked(&|device| self.quiet().is_lost(device))
+    }
+
+    /// Has `act` give streams something, if no stream waits for what the host is still to do, as far as is
+    /// known, nor begins to meanwhile: then it stands behind nothing that waits for it. Asks no driver.
+    pub fn while_no_stream_waits<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let _locked_out = self.try_launching()?;
+        // Kernels of exchanges may be in graphs, unseen, and wait for ranks that have another call before.
+        let exchanges = lock(&self.quiet().exchanges).iter().any(|exchange| exchange.strong_count() > 0);
+        let wait = exchanges || self.are_streams_held();
+        (!wait).then(act)
     }
 
     /// Whether a kernel of an exchange may wait for what another rank has yet to launch; or, `strictly`, is
@@ -388,6 +402,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_stream_is_given_where_none_waits_comes_behind_no_courier() {
+        let (double, devices, stream) = device();
+        let errand = launched(&double, &stream);
+        assert_eq!(devices.while_no_stream_waits(|| ()), None, "a courier is on its way");
+        drop(errand);
+        stream.synchronize(Deadline::after(SOON)).expect("it leaves");
+        let held = devices.note_held();
+        assert_eq!(devices.while_no_stream_waits(|| ()), None, "a stream waits");
+        drop(held);
+        std::thread::scope(|scope| {
+            let meanwhile = || {
+                let launching = scope.spawn(|| launched(&double, &stream));
+                std::thread::sleep(MEANWHILE);
+                assert!(!launching.is_finished(), "it is launched meanwhile");
+                launching
+            };
+            let launching = devices.while_no_stream_waits(meanwhile).expect("none waits");
+            drop(launching.join().expect("no panic"));
+        });
+        stream.synchronize(Deadline::after(SOON)).expect("it leaves, too");
+    }
+
+    #[test]
     fn kernels_that_wait_for_what_is_yet_to_be_launched_are_waited_for() {
         struct Kernels(AtomicBool);
         impl Exchanging for Kernels {
@@ -404,6 +441,7 @@ mod tests {
         let known: Weak<Kernels> = Arc::downgrade(&kernels);
         devices.note_exchange(known);
         assert!(!is_quiet(&devices, MEANWHILE));
+        assert_eq!(devices.while_no_stream_waits(|| ()), None);
         kernels.0.store(false, Ordering::Relaxed);
         assert!(is_quiet(&devices, SOON));
         kernels.0.store(true, Ordering::Relaxed);

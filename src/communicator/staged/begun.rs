@@ -136,6 +136,8 @@ impl Begun {
             }
             Exit::Word(exit) if exit.is_released() => Ok(()),
             Exit::Word(exit) => {
+                let held = stream.devices().note_held();
+                running.on_complete(Box::new(move |_| drop(held)));
                 stream.wait_word(&exit).inspect(|()| noted(None)).map_err(|error| (error, Some(exit)))
             }
             Exit::Thread => return self.work.wait(Deadline::NEVER).map(|_| self.work),

@@ -289,6 +289,15 @@ impl Machine {
         Some(channel)
     }
 
+    /// The number of the queue of the hardware that a stream has which is not idle.
+    pub(super) fn queue_of(&self, stream: StreamHandle) -> Option<usize> {
+        let queue = Queue::Stream(stream);
+        match self.channel_of.get(&queue) {
+            Some(Channel::Work(_, number)) if self.last_task(queue).is_some() => Some(*number),
+            _ => None,
+        }
+    }
+
     /// Gives a queue a task; or a capture, if the queue is in one.
     pub(super) fn push(&mut self, queue: Queue, task: Task) -> Result<()> {
         let kernel = self.giving.get(&std::thread::current().id()).cloned();

@@ -219,6 +219,11 @@ impl Double {
         machine.copy_channels = copies;
     }
 
+    /// The queue that a stream has which is not idle, if there are few.
+    pub(crate) fn queue_of(&self, stream: StreamHandle) -> Option<usize> {
+        self.lock().queue_of(stream)
+    }
+
     /// Has the driver have room for so many tasks of a stream. A thread that gives it one more waits until
     /// there is room, with the lock of the device's context held, which every thread needs that gives any
     /// stream of the device anything. Drivers are not known to be as strict with all that a stream can be

@@ -12,7 +12,20 @@ use crate::error::Result;
 use crate::sys;
 
 /// How long it waits for its copies, when no stream does.
-pub(super) const COPIES: Duration = Duration::from_secs(1);
+const COPIES: Duration = Duration::from_secs(1);
+
+/// Waits, but not for ever, until what no stream waits for has ended. Whether it has.
+pub(super) fn wait(has_ended: impl Fn() -> Result<bool>) -> bool {
+    let until = Deadline::after(COPIES);
+    while !until.expired() {
+        match retry(&has_ended) {
+            Ok(true) => return true,
+            Ok(false) => sys::process::yield_now(),
+            Err(_) => break,
+        }
+    }
+    false
+}
 
 /// When nothing touches any more what the call ran in.
 pub(super) enum Tail {

@@ -13,7 +13,7 @@
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use super::StreamOrder;
 use super::resources::{self, Bay, PinnedLane};
@@ -35,40 +35,60 @@ pub(super) struct Turns {
 impl Turns {
     /// Gives `stream`, whose turns these are, something if it has nothing to do. Its number; `None` if
     /// nothing was given.
-    fn give(&self, stream: &Stream, give: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
-        // Another thread may be held up in the driver.
-        let _giving = match self.giving.try_lock() {
-            Ok(giving) => giving,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
+    pub(super) fn give(&self, stream: &Stream, give: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
+        let Some(_giving) = self.begin() else { return Ok(None) };
         if !stream.query()? {
             return Ok(None);
         }
         // Others may find it busy with this, whenever they look.
-        self.ended.fetch_max(self.given(), Ordering::AcqRel);
+        self.end(self.given());
         let _alone = stream.devices().rousing(stream)?;
-        let given = give();
-        // What the driver refuses it may have begun.
+        self.count(give()).map(Some)
+    }
+
+    /// As [`Turns::give`], whatever the stream has to do: where nothing that waits is to be feared in its
+    /// queue.
+    pub(super) fn give_behind(&self, give: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
+        let Some(_giving) = self.begin() else { return Ok(None) };
+        self.count(give()).map(Some)
+    }
+
+    /// The right to give something, if nobody else does.
+    fn begin(&self) -> Option<MutexGuard<'_, ()>> {
+        // Another thread may be held up in the driver.
+        match self.giving.try_lock() {
+            Ok(giving) => Some(giving),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The number of what has been `given`. What the driver refuses it may have begun.
+    fn count(&self, given: Result<()>) -> Result<u64> {
         let number = self.given.load(Ordering::Relaxed) + 1;
         self.given.store(number, Ordering::Release);
-        given.map(|()| Some(number))
+        given.map(|()| number)
+    }
+
+    /// What has numbers up to this has ended.
+    pub(super) fn end(&self, number: u64) {
+        self.ended.fetch_max(number, Ordering::AcqRel);
     }
 
     /// How many things it has been given.
-    fn given(&self) -> u64 {
+    pub(super) fn given(&self) -> u64 {
         self.given.load(Ordering::Acquire)
     }
 
     /// Whether what has this number has ended.
-    fn has_ended(&self, stream: &Stream, number: u64) -> Result<bool> {
+    pub(super) fn has_ended(&self, stream: &Stream, number: u64) -> Result<bool> {
         if self.ended.load(Ordering::Acquire) < number {
             // Before the driver is asked: what another thread gives meanwhile may come behind the answer.
             let given = self.given();
             if !stream.query()? {
                 return Ok(false);
             }
-            self.ended.fetch_max(given, Ordering::AcqRel);
+            self.end(given);
         }
         Ok(true)
     }

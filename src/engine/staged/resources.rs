@@ -9,18 +9,17 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::parting::{self, COPIES, Tail};
+use super::parting::{self, Tail};
 use super::pool::{Left, Pool, Stock};
 use super::porter::{Rest, Turns};
 use super::{LANES, MESSAGE_ABREAST, PIECE_BYTES, StreamOrder, relay};
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Desk, Told};
-use crate::cuda::driver::{Priority, retry};
+use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
-use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
 use crate::error::{Result, fail};
 use crate::sys::process;
@@ -515,15 +514,10 @@ pub(super) fn park_behind(courier: Arc<Courier>, lanes: Vec<PinnedLane>) {
 /// Lets go of what a call ran in that is given up, when one copy may be under way on each side stream. The
 /// caller has its memory back when those have ended, or after a while.
 pub(super) fn leave_behind(rest: Rest, lanes: Vec<PinnedLane>) {
-    let until = Deadline::after(COPIES);
-    while !until.expired() {
-        match retry(|| rest.has_ended()) {
-            Ok(true) => return give_back(lanes),
-            Ok(false) => process::yield_now(),
-            Err(_) => break,
-        }
+    match parting::wait(|| rest.has_ended()) {
+        true => give_back(lanes),
+        false => POOL.park(Parked { behind: Behind::Rest(rest), lanes }),
     }
-    POOL.park(Parked { behind: Behind::Rest(rest), lanes });
 }
 
 /// Lets go of what a call ran in that is given up, when side streams may still use it. The caller's stream

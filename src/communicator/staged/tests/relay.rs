@@ -32,6 +32,7 @@ macro_rules! both_ways {
     };
 }
 
+mod queues;
 mod trouble;
 
 both_ways! {
@@ -197,6 +198,8 @@ fn calls_are_right_in_every_order(way: &str) {
 /// Two calls behind what the default stream does late, by side streams. What went wrong.
 fn without_a_stream(way: &str, kind: Kind, order: Order) -> Vec<String> {
     let answers = relaying(2, way, order, |rank| {
+        // As if a stream waited for another call there.
+        let _held = (rank.rank == 1).then(|| rank.devices.note_held());
         // SAFETY: default streams always exist.
         let front = unsafe { Stream::borrow(&rank.devices, 0, StreamHandle::NULL) }.expect("a stream");
         let gate = rank.devices.word(0).expect("a word");

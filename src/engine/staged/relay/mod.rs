@@ -30,6 +30,7 @@ mod making;
 mod meeting;
 mod mover;
 mod pieces;
+mod queued;
 mod route;
 mod shared;
 mod tracks;
@@ -233,10 +234,14 @@ impl Relay {
                     return Ok(waits);
                 }
                 Stage::Part => {
-                    if let Some(run) = &mut self.running
-                        && !run.tracks.are_idle()?
-                    {
-                        return Ok(Waits::Device);
+                    if let Some(run) = &mut self.running {
+                        let moved = run.tracks.move_on(&*self.plan.kernels)?;
+                        if !run.tracks.are_idle()? {
+                            if moved {
+                                group.endpoint().stir();
+                            }
+                            return Ok(Waits::Device);
+                        }
                     }
                     if let Some(run) = self.running.take() {
                         run.tracks.give_back(&mut self.staged.job.order);
@@ -266,8 +271,9 @@ impl Relay {
         let call = relayed(staged, plan, scales);
         loop {
             let earlier = run.progress;
+            let moved = run.tracks.move_on(&*plan.kernels)?;
             let stops = call.advance(run)?;
-            if run.progress != earlier {
+            if moved || run.progress != earlier {
                 group.endpoint().stir();
             }
             let last = if plan.route.reduces() { run.progress.taken } else { run.progress.worked };
@@ -316,8 +322,9 @@ impl Relay {
         let Relay { staged, plan, running, .. } = self;
         let Some(run) = running else { return Ok(()) };
         let earlier = run.progress;
+        let moved = run.tracks.move_on(&*plan.kernels)?;
         relayed(staged, plan, &[]).begin(run)?;
-        if run.progress != earlier {
+        if moved || run.progress != earlier {
             group.endpoint().stir();
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! What relayed pieces run on: streams, and an event for each piece under way, kept by the process between
-//! calls; or a courier.
+//! calls ([`queued`](super::queued): where no stream waits for the call); or a courier.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use super::super::resources::Ringer;
 use super::super::{StreamOrder, copies};
 use super::Combine;
 use super::lanes::Pinned;
+use super::queued::{Part, Queued, Rest, Side};
 use super::route::RELAY_LANES;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Customer, Desk, Errand};
@@ -24,7 +25,7 @@ use crate::reduce::{self, Representation};
 /// host sees every step end before it gives the next.
 #[derive(Debug)]
 pub(super) struct PieceTrack {
-    pub(super) stream: Arc<Stream>,
+    pub(super) side: Arc<Side>,
     /// After the last step of the piece.
     step: Event,
     /// Whether a step has been given that was not seen to end,
@@ -46,6 +47,8 @@ pub(super) enum Step {
 const NOTHING: [Option<u32>; Desk::ALL.len()] = [None; Desk::ALL.len()];
 
 impl Step {
+    pub(super) const ALL: [Step; 3] = [Step::Give, Step::Work, Step::Take];
+
     fn desk(self) -> Desk {
         match self {
             Step::Give => Desk::Load,
@@ -57,7 +60,10 @@ impl Step {
 
 /// What a call runs on.
 pub(super) enum Tracks {
+    /// Where the caller's stream waits for these streams.
     Streams(Vec<PieceTrack>),
+    /// Where no stream does.
+    Queued(Queued),
     Courier(Ordered),
 }
 
@@ -79,6 +85,22 @@ pub(super) struct Sum<'a> {
     pub(super) count: usize,
 }
 
+impl Sum<'_> {
+    /// Combines in the order of a stream.
+    ///
+    /// # Safety
+    /// As [`Tracks::combine`].
+    pub(super) unsafe fn give(&self, kernels: &dyn Kernels, stream: &Stream) -> Result<()> {
+        let Sum { combine: &Combine { dtype, operator }, operands, out, count } = *self;
+        let (ranks, representation) = (operands.len() as u32, Representation::Element);
+        let fold =
+            Fold { stream, dtype, operator, ranks, operands, out, representation, count, max_blocks: 0 };
+        let _entered = stream.devices().enter(stream.device())?;
+        // SAFETY: the caller's promise.
+        unsafe { kernels.fold(stream.devices(), &fold) }
+    }
+}
+
 /// Tracks of a call that was given up before its steps had ended, and the lanes that they use.
 struct Parked {
     behind: Behind,
@@ -92,13 +114,15 @@ enum Behind {
     Nothing,
     Tail(Event),
     Courier(Arc<Courier>),
+    /// These.
+    Rest(Rest),
 }
 
 impl Left for Parked {
     fn is_used(&self) -> Option<bool> {
         match &self.behind {
             Behind::Nothing => Some(false),
-            Behind::Tail(_) => None,
+            Behind::Tail(_) | Behind::Rest(_) => None,
             Behind::Courier(courier) => Some(!courier.is_gone()),
         }
     }
@@ -108,6 +132,7 @@ impl Left for Parked {
             Behind::Nothing => Ok(true),
             Behind::Tail(tail) => tail.query(),
             Behind::Courier(courier) => Ok(courier.is_gone()),
+            Behind::Rest(rest) => rest.has_ended(),
         }
     }
 }
@@ -115,8 +140,13 @@ impl Left for Parked {
 impl Tracks {
     /// For a call with so many pieces under way. A courier is the call's from now on.
     pub(super) fn take(order: &mut StreamOrder, pieces: u64) -> Result<Tracks> {
-        let StreamOrder { devices, device, errand, .. } = order;
+        let StreamOrder { devices, device, errand, exit, .. } = order;
         let Some(errand) = errand.take() else {
+            if exit.is_none() {
+                let sides = take_sides(devices, *device)?;
+                let steps = (0..pieces).map(|_| take_step(devices, *device)).collect::<Result<_>>()?;
+                return Ok(Tracks::Queued(Queued::new(sides, steps)));
+            }
             let tracks = (0..pieces).map(|_| PieceTrack::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
@@ -131,6 +161,7 @@ impl Tracks {
     pub(super) fn len(&self) -> u64 {
         match self {
             Tracks::Streams(tracks) => tracks.len() as u64,
+            Tracks::Queued(queued) => queued.len() as u64,
             Tracks::Courier(ordered) => ordered.pieces.len() as u64,
         }
     }
@@ -142,7 +173,8 @@ impl Tracks {
     /// The stream of a step.
     fn stream(&self, step: Step) -> Result<&Stream> {
         match self {
-            Tracks::Streams(tracks) => Ok(&tracks[self.index(step as u64)].stream),
+            Tracks::Streams(tracks) => Ok(&tracks[self.index(step as u64)].side.stream),
+            Tracks::Queued(_) => fail!(Internal, "a step was given out of turn"),
             Tracks::Courier(_) => fail!(Internal, "a courier was ordered something after it was let go"),
         }
     }
@@ -160,9 +192,14 @@ impl Tracks {
         bytes: usize,
     ) -> Result<()> {
         let index = self.index(piece);
-        let Tracks::Courier(Ordered { errand: Some(errand), pieces, .. }) = self else {
+        let (errand, pieces) = match self {
+            Tracks::Courier(Ordered { errand: Some(errand), pieces, .. }) => (errand, pieces),
+            Tracks::Queued(queued) => {
+                // SAFETY: the caller's promise.
+                return unsafe { queued.order(kernels, (index, step), Part::Copy { to, from, bytes }) };
+            }
             // SAFETY: the caller's promise.
-            return unsafe { copies::copy(kernels, self.stream(step)?, to, from, bytes) };
+            _ => return unsafe { copies::copy(kernels, self.stream(step)?, to, from, bytes) },
         };
         let number = match step.desk() {
             // What is copied where operands are combined is their sum.
@@ -180,32 +217,46 @@ impl Tracks {
     /// # Safety
     /// As [`Tracks::copy`]; what `sum` combines by has been prepared, and a courier can.
     pub(super) unsafe fn combine(&mut self, kernels: &dyn Kernels, piece: u64, sum: &Sum<'_>) -> Result<()> {
-        let Sum { combine: Combine { dtype, operator }, operands, out, count } = *sum;
-        let (index, ranks, representation) =
-            (self.index(piece), operands.len() as u32, Representation::Element);
-        if let Tracks::Courier(Ordered { errand: Some(errand), pieces, .. }) = self {
-            let operands: Vec<reduce::Operand> = operands.iter().map(Operand::as_pointer).collect();
-            let out = std::ptr::with_exposed_provenance_mut(out as usize);
-            let launch = Launch::new(*dtype, operator, ranks, &operands, out, representation, count);
+        let Sum { combine: combine @ Combine { dtype, operator }, operands, out, count } = *sum;
+        let index = self.index(piece);
+        let (errand, pieces) = match self {
+            Tracks::Courier(Ordered { errand: Some(errand), pieces, .. }) => (errand, pieces),
+            Tracks::Queued(queued) => {
+                let part = Part::Combine { combine: *combine, operands: operands.to_vec(), out, count };
+                // SAFETY: the caller's promise.
+                return unsafe { queued.order(kernels, (index, Step::Work), part) };
+            }
             // SAFETY: the caller's promise.
-            pieces[index][Desk::Work as usize] = Some(unsafe { errand.combine(launch) });
-            return Ok(());
-        }
-        let stream = self.stream(Step::Work)?;
-        let (dtype, operator) = (*dtype, *operator);
-        let fold =
-            Fold { stream, dtype, operator, ranks, operands, out, representation, count, max_blocks: 0 };
-        let _entered = stream.devices().enter(stream.device())?;
+            _ => return unsafe { sum.give(kernels, self.stream(Step::Work)?) },
+        };
+        let (ranks, representation) = (operands.len() as u32, Representation::Element);
+        let operands: Vec<reduce::Operand> = operands.iter().map(Operand::as_pointer).collect();
+        let out = std::ptr::with_exposed_provenance_mut(out as usize);
+        let launch = Launch::new(*dtype, operator, ranks, &operands, out, representation, count);
         // SAFETY: the caller's promise.
-        unsafe { kernels.fold(stream.devices(), &fold) }
+        pieces[index][Desk::Work as usize] = Some(unsafe { errand.combine(launch) });
+        Ok(())
+    }
+
+    /// Gives streams what they can be given by now, where they have one thing at a time. Whether that was
+    /// anything.
+    pub(super) fn move_on(&mut self, kernels: &dyn Kernels) -> Result<bool> {
+        match self {
+            Tracks::Queued(queued) => queued.move_on(kernels),
+            Tracks::Streams(_) | Tracks::Courier(_) => Ok(false),
+        }
     }
 
     /// A step of a piece has been given to its stream.
     pub(super) fn given(&mut self, piece: u64, step: Step) -> Result<()> {
         let (track, stream) = (self.index(piece), self.index(step as u64));
-        let Tracks::Streams(tracks) = self else { return Ok(()) };
+        let tracks = match self {
+            Tracks::Streams(tracks) => tracks,
+            Tracks::Queued(queued) => return queued.ordered(step),
+            Tracks::Courier(_) => return Ok(()),
+        };
         match tracks.get_disjoint_mut([track, stream]) {
-            Ok([track, PieceTrack { stream, .. }]) => track.given(stream),
+            Ok([track, PieceTrack { side, .. }]) => track.given(&side.stream),
             // They are the same.
             Err(_) => tracks[track].given_here(),
         }
@@ -216,6 +267,7 @@ impl Tracks {
         let index = self.index(piece);
         match self {
             Tracks::Streams(tracks) => tracks[index].is_idle(),
+            Tracks::Queued(queued) => Ok(queued.is_idle(index)),
             Tracks::Courier(Ordered { customer, pieces, .. }) => {
                 for desk in Desk::ALL {
                     let last = &mut pieces[index][desk as usize];
@@ -244,6 +296,10 @@ impl Tracks {
     pub(super) fn ring(&mut self, ringer: &Ringer) -> Result<()> {
         match self {
             Tracks::Streams(tracks) => tracks.iter_mut().try_for_each(|track| track.ring(ringer)),
+            Tracks::Queued(queued) => {
+                queued.ring(ringer);
+                Ok(())
+            }
             Tracks::Courier(Ordered { pieces, .. }) => {
                 if pieces.iter().any(|piece| *piece != NOTHING) {
                     ringer.ring();
@@ -259,6 +315,7 @@ impl Tracks {
             Tracks::Streams(tracks) => {
                 POOL.lock().stock.steps.extend(tracks.into_iter().map(|track| track.step));
             }
+            Tracks::Queued(queued) => POOL.lock().stock.steps.extend(queued.into_steps()),
             Tracks::Courier(ordered) => order.errand = ordered.errand,
         }
     }
@@ -272,6 +329,16 @@ impl Tracks {
                 customer.give_up();
                 park(Behind::Courier(customer.courier().clone()), Vec::new(), lanes);
             }
+            // The caller has its memory back when what is under way has ended, or after a while.
+            Tracks::Queued(queued) => {
+                let (rest, steps) = queued.leave();
+                POOL.lock().stock.steps.extend(steps);
+                let behind = match parting::wait(|| rest.has_ended()) {
+                    true => Behind::Nothing,
+                    false => Behind::Rest(rest),
+                };
+                park(behind, Vec::new(), lanes);
+            }
             Tracks::Streams(tracks) => leave(order, tracks, lanes),
         }
     }
@@ -284,14 +351,14 @@ fn leave(order: &StreamOrder, mut tracks: Vec<PieceTrack>, lanes: Pinned) {
         let tail = Event::new(devices, *device)?;
         tracks.iter().try_for_each(|track| track.precede(&last))?;
         if let Some(exit) = exit {
-            last.stream.release_word(exit)?;
+            last.side.stream.release_word(exit)?;
         }
-        tail.record(&last.stream)?;
+        tail.record(&last.side.stream)?;
         Ok(tail)
     };
     let behind = behind();
     tracks.push(last);
-    let streams: Vec<&Stream> = tracks.iter().map(|track| &*track.stream).collect();
+    let streams: Vec<&Stream> = tracks.iter().map(|track| &track.side.stream).collect();
     match parting::part(exit.as_ref(), &streams, behind) {
         Some(Tail::Event(tail)) => park(Behind::Tail(tail), tracks, lanes),
         Some(Tail::Ended) => park(Behind::Nothing, tracks, lanes),
@@ -301,13 +368,44 @@ fn leave(order: &StreamOrder, mut tracks: Vec<PieceTrack>, lanes: Pinned) {
 
 struct Stock {
     /// As many for each device as a call takes, made before any stream waits for a call.
-    streams: Vec<Arc<Stream>>,
+    sides: Vec<Arc<Side>>,
     /// Which of them is next.
     turn: usize,
     steps: Vec<Event>,
 }
 
-static POOL: pool::Pool<Stock> = pool::Pool::new(Stock { streams: Vec::new(), turn: 0, steps: Vec::new() });
+static POOL: pool::Pool<Stock> = pool::Pool::new(Stock { sides: Vec::new(), turn: 0, steps: Vec::new() });
+
+impl Stock {
+    /// The next stream of a device.
+    fn side(&mut self, devices: &Arc<Devices>, device: u32) -> Result<Arc<Side>> {
+        self.turn = self.turn.wrapping_add(1);
+        let of_device =
+            |side: &&Arc<Side>| side.stream.device() == device && Arc::ptr_eq(side.stream.devices(), devices);
+        match self.sides.iter().filter(of_device).nth(self.turn % RELAY_LANES as usize) {
+            Some(side) => Ok(side.clone()),
+            None => fail!(Internal, "GPU {device} has no streams for relayed calls"),
+        }
+    }
+}
+
+/// A stream for each step.
+pub(super) fn take_sides(devices: &Arc<Devices>, device: u32) -> Result<[Arc<Side>; Step::ALL.len()]> {
+    POOL.unpark(true);
+    let pool = &mut POOL.lock().stock;
+    let mut next = || pool.side(devices, device);
+    Ok([next()?, next()?, next()?])
+}
+
+/// The event of a piece.
+fn take_step(devices: &Arc<Devices>, device: u32) -> Result<Event> {
+    let mut shelves = POOL.lock();
+    let steps = &mut shelves.stock.steps;
+    let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
+    let kept = steps.iter().position(fits).map(|index| steps.swap_remove(index));
+    drop(shelves);
+    kept.map_or_else(|| Event::new(devices, device), Ok)
+}
 
 impl pool::Stock for Stock {
     type Left = Parked;
@@ -326,9 +424,12 @@ impl pool::Stock for Stock {
 /// Makes the streams of a device, once: see [`resources::prepare`](super::super::resources::prepare). They
 /// never wait for the host.
 pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
-    let make = |_| Stream::with_priority(devices, device, false, Priority::Highest).map(Arc::new);
-    let streams = (0..RELAY_LANES).map(make).collect::<Result<Vec<_>>>()?;
-    POOL.lock().stock.streams.extend(streams);
+    let make = |_| {
+        let stream = Stream::with_priority(devices, device, false, Priority::Highest)?;
+        Ok(Arc::new(Side::new(stream)))
+    };
+    let sides = (0..RELAY_LANES).map(make).collect::<Result<Vec<_>>>()?;
+    POOL.lock().stock.sides.extend(sides);
     Ok(())
 }
 
@@ -336,21 +437,8 @@ impl PieceTrack {
     /// A track on a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<PieceTrack> {
         POOL.unpark(true);
-        let mut shelves = POOL.lock();
-        let pool = &mut shelves.stock;
-        let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
-        let kept = pool.steps.iter().position(fits).map(|index| pool.steps.swap_remove(index));
-        pool.turn = pool.turn.wrapping_add(1);
-        let of_device =
-            |stream: &&Arc<Stream>| stream.device() == device && Arc::ptr_eq(stream.devices(), devices);
-        let stream = pool.streams.iter().filter(of_device).nth(pool.turn % RELAY_LANES as usize).cloned();
-        drop(shelves);
-        let Some(stream) = stream else { fail!(Internal, "GPU {device} has no streams for relayed calls") };
-        let step = match kept {
-            Some(step) => step,
-            None => Event::new(devices, device)?,
-        };
-        Ok(PieceTrack { stream, step, busy: false, rings: false })
+        let side = POOL.lock().stock.side(devices, device)?;
+        Ok(PieceTrack { side, step: take_step(devices, device)?, busy: false, rings: false })
     }
 
     /// A step of the piece has been given to `stream`.
@@ -362,7 +450,7 @@ impl PieceTrack {
     /// As [`PieceTrack::given`], to the stream that it has itself.
     pub(super) fn given_here(&mut self) -> Result<()> {
         (self.busy, self.rings) = (true, false);
-        self.step.record(&self.stream)
+        self.step.record(&self.side.stream)
     }
 
     /// Whether every step that was given has ended.
@@ -384,8 +472,8 @@ impl PieceTrack {
 
     /// Has `other` wait for everything here.
     pub(super) fn precede(&self, other: &PieceTrack) -> Result<()> {
-        self.step.record(&self.stream)?;
-        other.stream.wait(&self.step)
+        self.step.record(&self.side.stream)?;
+        other.side.stream.wait(&self.step)
     }
 }
 
@@ -469,7 +557,7 @@ mod tests {
                 prepare(devices, 0).expect("streams");
                 (0..3).map(|_| PieceTrack::take(devices, 0).expect("a track")).collect::<Vec<_>>()
             },
-            |tracks| tracks.iter().map(|track| &*track.stream).collect(),
+            |tracks| tracks.iter().map(|track| &track.side.stream).collect(),
             |tracks, order| Tracks::Streams(tracks).leave(order, Arc::new(())),
         );
     }

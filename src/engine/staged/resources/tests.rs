@@ -7,6 +7,7 @@ use super::*;
 use crate::cuda::courier::{Duty, Errand};
 use crate::cuda::double::{Double, DoubleKernels, Order, Refusal};
 use crate::cuda::word::Word;
+use crate::deadline::Deadline;
 
 #[test]
 fn a_call_that_is_made_again_finds_its_memory_whatever_there_was_before() {
