@@ -115,6 +115,8 @@ struct Trial {
     lane_tokens: Vec<u64>,
     lanes: BTreeMap<u8, Unshared<Socket>>,
     theirs: Option<Theirs>,
+    /// Why it leads nowhere, since this rank lacks something for it.
+    failed: Option<Error>,
 }
 
 /// The peer opens.
@@ -233,6 +235,11 @@ impl Endpoint {
             self.want_no_more(peer);
             self.abandon(core, peer);
             return;
+        }
+        let trial = state.opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
+        if let Some(why) = trial.and_then(|trial| trial.failed.take()) {
+            self.give_up_trial(core, peer, why.text());
+            return self.settle_peer(core, peer);
         }
         let opening = &mut state.opening;
         let trial = opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
@@ -421,6 +428,7 @@ impl Endpoint {
             lane_tokens,
             lanes,
             theirs: None,
+            failed: None,
         })
     }
 
@@ -469,8 +477,14 @@ impl Endpoint {
         hello: Hello,
     ) -> Result<()> {
         if conn.outgoing.is_some() {
-            conn.stage = Stage::Control { peer: hello.target };
-            return self.send_first_setup(core, token, conn, hello);
+            let peer = hello.target;
+            conn.stage = Stage::Control { peer };
+            let Err(why) = self.send_first_setup(core, token, conn, hello) else { return Ok(()) };
+            // The peer may have said by now that it leaves, and on this connection: that goes before.
+            let Some(trial) = self.trial(peer, token) else { return Err(why) };
+            trial.failed = Some(why);
+            self.unsettled.push(peer);
+            return Ok(());
         }
         let peer = hello.initiator;
         if peer >= self.identity.size || peer == self.identity.rank {
@@ -618,7 +632,15 @@ impl Endpoint {
         } else if let Some(Outgoing { trial: Some(trial), .. }) = &state.opening.outgoing
             && (trial.control == token || trial.lane_tokens.contains(&token))
         {
-            self.give_up_trial(core, peer, why.text());
+            let control = trial.control;
+            if token != control {
+                // The end of a data connection overtakes what the control connection still brings: that is
+                // the cause, and may have ended the trial.
+                self.look_at(core, control);
+            }
+            if self.trial(peer, control).is_some() {
+                self.give_up_trial(core, peer, why.text());
+            }
         }
         self.unsettled.push(peer);
     }
@@ -629,7 +651,7 @@ impl Endpoint {
         outgoing.retire_ring();
         let Some(trial) = outgoing.trial.take() else { return };
         let candidate = trial.candidate;
-        self.end_trial(core, trial, why);
+        self.end_trial(core, peer, trial, why);
         self.note_failure(peer, candidate, why);
     }
 
