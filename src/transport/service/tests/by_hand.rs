@@ -440,6 +440,61 @@ fn a_peer_that_leaves_has_left_also_where_this_rank_lacks_something_for_the_link
     node.silence();
 }
 
+/// Rank 0 that lacks what its own attempt takes, while the only data connection of the peer's is missing: when
+/// that failed, and the peer's control connection.
+fn lacking_while_the_peer_opens() -> (Node, Instant, TcpStream) {
+    // As it does without descriptors, but for the room for a ring alone.
+    let (node, mut local, last) = greeting_local(Options { segment_bytes: 0, ..small() });
+    let mut control = TcpStream::connect(tcp_address(&node)).unwrap();
+    control.set_read_timeout(Some(LONG)).unwrap();
+    initiate(&mut control);
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: 1 }));
+    catch_up(&node);
+    let failed = Instant::now();
+    local.write_all(&last).unwrap();
+    assert_eq!(hear(&mut local).0, REFUSE);
+    (node, failed, control)
+}
+
+#[test]
+fn a_rank_that_lacks_descriptors_does_not_wait_for_connections_that_it_cannot_take() {
+    let (node, failed, mut control) = lacking_while_the_peer_opens();
+    let why = node.refusal();
+    let waited = failed.elapsed();
+    assert_eq!(why.status(), Status::System);
+    assert!(why.text().contains("rank 0 lacks what a link to rank 1"), "{why}");
+    assert!(waited < LONG / 4, "{waited:?}");
+    let hears_why = |control: &mut TcpStream| {
+        let (kind, text) = hear(control);
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(kind, REFUSE, "{text}");
+        assert!(text.contains("rank 0 lacks what a link to rank 1"), "{text}");
+    };
+    hears_why(&mut control);
+    // At another address.
+    let mut control = TcpStream::connect(tcp_address(&node)).unwrap();
+    control.set_read_timeout(Some(LONG)).unwrap();
+    initiate(&mut control);
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: 1 }));
+    hears_why(&mut control);
+}
+
+#[test]
+fn a_rank_that_lacks_descriptors_waits_a_moment_for_some_to_come_back() {
+    for _ in 0..20 {
+        let (node, failed, _control) = lacking_while_the_peer_opens();
+        let mut lane = TcpStream::connect(tcp_address(&node)).unwrap();
+        lane.set_read_timeout(Some(LONG)).unwrap();
+        initiate_as(1, Purpose::Data(0), &mut lane);
+        match node.next() {
+            Told::Opened(1, _) => return,
+            // On a busy machine the moment may be over before.
+            told => assert!(failed.elapsed() >= Duration::from_secs(1), "{}", name(&told)),
+        }
+    }
+    panic!("it never waits");
+}
+
 #[test]
 fn who_is_refused_hears_first_what_is_announced() {
     let (opening, mut asked) = opening_local();
