@@ -170,7 +170,7 @@ impl Endpoint {
     }
 
     pub(super) fn is_lingering(&self, token: u64) -> bool {
-        self.conns.get(&token).is_some_and(|conn| matches!(conn.stage, Stage::Lingering))
+        self.conns.get(&token).is_some_and(|conn| matches!(conn.stage, Stage::Lingering { .. }))
     }
 }
 

@@ -84,8 +84,11 @@ pub(super) enum Stage {
     Control {
         peer: u32,
     },
-    /// The last word is said; waits until the peer closes, so that no reset overtakes it.
-    Lingering,
+    /// The last word is said; waits until the peer closes, so that no reset overtakes it. While no link to
+    /// this peer is open, what it says meanwhile counts.
+    Lingering {
+        peer: Option<u32>,
+    },
 }
 
 /// What becomes of a connection after an event.
@@ -316,13 +319,11 @@ impl Endpoint {
             return;
         }
         self.closing = true;
-        for listener in self.listeners.drain(..) {
-            core.forget(listener.token, listener.socket.as_fd());
-        }
+        let mut peers = std::mem::take(&mut self.peers);
         let mut open = HashSet::new();
-        for (_, mut peer) in self.peers.drain() {
-            if let Some(link) = peer.open {
-                forget_process(core, &link);
+        for peer in peers.values_mut() {
+            if let Some(link) = &peer.open {
+                forget_process(core, link);
                 open.insert(link.control);
             }
             peer.opening.retire_ring();
@@ -331,14 +332,19 @@ impl Endpoint {
         // wait for it. And of what this rank may leave for.
         let proved = |token: &u64| control_peer(&self.conns[token]).is_some();
         let (leaving, strangers): (Vec<u64>, Vec<u64>) = self.conns.keys().partition(|token| proved(token));
-        for token in strangers {
-            self.drop_conn(core, token);
-        }
         for token in leaving {
             if let Some(peer) = control_peer(&self.conns[&token]).filter(|_| !open.contains(&token)) {
                 self.catch_up(peer, token);
             }
-            self.say_last(core, token, Kind::Goodbye, "");
+            self.say_last(core, token, Kind::Goodbye, "", None);
+        }
+        // Behind that: to a peer whose data connections end first, this rank is out of reach.
+        drop(peers);
+        for token in strangers {
+            self.drop_conn(core, token);
+        }
+        for listener in self.listeners.drain(..) {
+            core.forget(listener.token, listener.socket.as_fd());
         }
         self.stop_watching_bell(core);
         let end = Instant::now() + deadline.remaining_capped(super::DROP_TIMEOUT);
@@ -353,13 +359,19 @@ impl Endpoint {
         self.streams.clear();
     }
 
-    /// Sends a last frame on a control connection and waits for the peer to close.
-    pub(super) fn say_last(&mut self, core: &mut Core, token: u64, kind: Kind, why: &str) {
+    /// Sends a last frame on a control connection and waits for the peer to close. What `peer` has said, and
+    /// says meanwhile, counts while no link to it is open.
+    pub(super) fn say_last(&mut self, core: &mut Core, token: u64, kind: Kind, why: &str, peer: Option<u32>) {
         let Some(conn) = self.conns.get_mut(&token) else { return };
         conn.wire.queue_frame(kind, why.as_bytes(), Vec::new());
-        conn.stage = Stage::Lingering;
+        conn.stage = Stage::Lingering { peer };
         core.alarm(Instant::now() + LINGER_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });
-        self.conn_ready(core, token, Event { token, writable: true, ..Event::default() });
+        self.look_at(core, token);
+    }
+
+    /// Sends what a connection has to send and reads what has come on it, without waiting for its event.
+    pub(super) fn look_at(&mut self, core: &mut Core, token: u64) {
+        self.conn_ready(core, token, Event { token, readable: true, writable: true, ..Event::default() });
     }
 
     /// Calls the port if it still exists. A panic of it ends here: other endpoints need the thread.
@@ -482,10 +494,7 @@ impl Endpoint {
         }
         let flushed = conn.wire.flush().map_err(io_error);
         match conn.stage {
-            Stage::Lingering => {
-                flushed?;
-                return self.linger(conn, event);
-            }
+            Stage::Lingering { peer } => return self.linger(core, conn, peer, event, flushed),
             // A peer that takes nothing any more may have said goodbye before: that counts.
             Stage::Control { .. } if flushed.is_err() => {}
             _ if !event.readable => return flushed.map(|()| Fate::Keep),
@@ -531,13 +540,7 @@ impl Endpoint {
                     self.tell(|port| port.control(peer, &payload));
                 }
                 Kind::Goodbye => {
-                    self.note_failures(peer);
-                    self.want_no_more(peer);
-                    self.abandon(core, peer);
-                    if let Some(open) = self.peers.remove(&peer).and_then(|peer| peer.open) {
-                        forget_process(core, &open);
-                    }
-                    self.tell(|port| port.peer_left(peer));
+                    self.hear_goodbye(core, peer);
                     return Ok(Fate::Drop);
                 }
                 Kind::Refuse => {
@@ -563,21 +566,63 @@ impl Endpoint {
     }
 
     /// After the last word: sends what is left, says that nothing follows, and waits for the peer to close.
-    fn linger(&self, conn: &mut Conn, event: Event) -> Result<Fate> {
-        // What waits on a crowded connection waits for others: the peer's own end must not be overlooked for
-        // that.
-        if conn.wire.has_output() && !conn.wire.is_crowded() {
-            return Ok(Fate::Keep);
+    fn linger(
+        &mut self,
+        core: &mut Core,
+        conn: &mut Conn,
+        peer: Option<u32>,
+        event: Event,
+        flushed: Result<()>,
+    ) -> Result<Fate> {
+        if flushed.is_ok() {
+            // What waits on a crowded connection waits for others: the peer's own end must not be overlooked
+            // for that.
+            if conn.wire.has_output() && !conn.wire.is_crowded() {
+                return Ok(Fate::Keep);
+            }
+            if !conn.wire.has_output() {
+                // Said already, or the peer is gone: both fine.
+                let _ = conn.wire.socket().shutdown(std::net::Shutdown::Write);
+            }
         }
-        if !conn.wire.has_output() {
-            // Said already, or the peer is gone: both fine.
-            let _ = conn.wire.socket().shutdown(std::net::Shutdown::Write);
+        // One that takes nothing any more may have said goodbye before.
+        if event.readable || flushed.is_err() {
+            // An error or the end is what this waits for.
+            while let Some(Frame { kind, payload, .. }) = conn.wire.take_frame()? {
+                // Where a link to it has opened meanwhile, it says all of that there.
+                let has_link = |peer: &u32| self.peers.get(peer).is_some_and(|peer| peer.open.is_some());
+                match (kind, peer.filter(|peer| !has_link(peer))) {
+                    (Kind::Message, Some(peer)) => {
+                        self.tell(|port| port.control(peer, &payload));
+                    }
+                    (Kind::Goodbye, Some(peer)) => {
+                        self.hear_goodbye(core, peer);
+                        return Ok(Fate::Drop);
+                    }
+                    // For nobody.
+                    _ => {}
+                }
+            }
         }
-        if event.readable {
-            // What still arrives is for nobody. An error or the end is what this waits for.
-            while conn.wire.take_frame()?.is_some() {}
+        flushed.map(|()| Fate::Keep)
+    }
+
+    /// A peer has left. Whatever connects it with this rank is over, and that is told once.
+    fn hear_goodbye(&mut self, core: &mut Core, peer: u32) {
+        self.note_failures(peer);
+        self.want_no_more(peer);
+        self.abandon(core, peer);
+        // On these it says so as well.
+        let refused = |conn: &Conn| matches!(conn.stage, Stage::Lingering { peer: Some(of) } if of == peer);
+        let tokens: Vec<u64> =
+            self.conns.iter().filter_map(|(&token, conn)| refused(conn).then_some(token)).collect();
+        for token in tokens {
+            self.drop_conn(core, token);
         }
-        Ok(Fate::Keep)
+        if let Some(open) = self.peers.remove(&peer).and_then(|peer| peer.open) {
+            forget_process(core, &open);
+        }
+        self.tell(|port| port.peer_left(peer));
     }
 
     /// The open link to `peer`, if `token` is its control connection.

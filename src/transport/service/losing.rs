@@ -8,7 +8,6 @@ use super::connection::Kind;
 use super::endpoint::{Endpoint, Open};
 use super::reactor::{Alarm, Core};
 use crate::error::{Error, Status};
-use crate::sys::epoll::Event;
 use crate::transport::handshake::Hello;
 
 /// How long after the end of a connection its process may still be seen to run: the kernel closes descriptors
@@ -59,7 +58,7 @@ impl Endpoint {
         let Some(open) = self.peers.get_mut(&peer).and_then(|peer| peer.open.take()) else { return };
         forget_process(core, &open);
         if open.ended.is_none() {
-            self.say_last(core, open.control, Kind::Refuse, why);
+            self.say_last(core, open.control, Kind::Refuse, why, None);
         }
         self.unsettled.push(peer);
         self.settle(core);
@@ -100,7 +99,7 @@ impl Endpoint {
     pub(super) fn process_ended(&mut self, core: &mut Core, peer: u32) {
         let Some(open) = self.peers.get(&peer).and_then(|peer| peer.open.as_ref()) else { return };
         let token = open.control;
-        self.conn_ready(core, token, Event { token, readable: true, writable: true, ..Event::default() });
+        self.look_at(core, token);
         let id = self.shared.id;
         let Some(open) = self.open_on(peer, token) else { return };
         // It would be told again and again.

@@ -49,6 +49,9 @@ const SLOW: Duration = Duration::from_secs(1);
 /// How long a peer may be out of reach before the engine is told: one that ends says why to those that it is
 /// linked with, and they pass it on.
 const OUT_OF_REACH_GRACE: Duration = Duration::from_millis(300);
+/// How long a rank that lacks descriptors for its own attempts waits for the data connections of the peer's,
+/// which it cannot accept either unless some are closed meanwhile. The peer would wait longer.
+const LACKS_GRACE: Duration = Duration::from_secs(1);
 /// How long to leave a peer alone whose Unix socket has too many connections waiting, or to which the kernel
 /// passes no descriptors for now.
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(5);
@@ -115,6 +118,8 @@ struct Trial {
     lane_tokens: Vec<u64>,
     lanes: BTreeMap<u8, Unshared<Socket>>,
     theirs: Option<Theirs>,
+    /// Why it leads nowhere, since this rank lacks something for it.
+    failed: Option<Error>,
 }
 
 /// The peer opens.
@@ -234,6 +239,11 @@ impl Endpoint {
             self.abandon(core, peer);
             return;
         }
+        let trial = state.opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
+        if let Some(why) = trial.and_then(|trial| trial.failed.take()) {
+            self.give_up_trial(core, peer, why.text());
+            return self.settle_peer(core, peer);
+        }
         let opening = &mut state.opening;
         let trial = opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
         if trial.is_some_and(|trial| trial.is_complete(streams)) {
@@ -244,7 +254,9 @@ impl Endpoint {
         let crowded =
             own.and_then(|trial| self.conns.get(&trial.control)).is_some_and(|conn| conn.wire.is_crowded());
         if let Some(incoming) = &opening.incoming {
-            if incoming.is_complete() && (!said || peer < rank) {
+            // Who is to hear that this rank has given up need not open its data connections for that.
+            let is_vain = opening.given_up.is_some() && incoming.theirs.is_some();
+            if is_vain || incoming.is_complete() && (!said || peer < rank) {
                 return self.finish_incoming(core, peer);
             }
             if incoming.until <= Instant::now() {
@@ -331,7 +343,8 @@ impl Endpoint {
             };
             outgoing.pause = None;
             let Some(candidate) = outgoing.candidates.pop_front() else {
-                let (peer_incoming, who) = (incoming.is_some(), wanted.address.describe());
+                let theirs = incoming.as_ref().map(|incoming| incoming.control);
+                let who = wanted.address.describe();
                 let (status, what) = match outgoing.lacks {
                     true => {
                         let rank = self.identity.rank;
@@ -340,13 +353,19 @@ impl Endpoint {
                     false => (Status::PeerFailed, format!("cannot reach {who}")),
                 };
                 let text = format!("{what}{}", opening.describe(false));
-                if peer_incoming {
+                if let Some(control) = theirs {
                     log::debug!("rank {}: {text}; but it is opening the link itself", self.identity.rank);
-                    self.abandon_outgoing(core, peer);
-                    self.unsettled.push(peer);
-                    return;
-                }
-                if status == Status::PeerFailed && self.waits_for_last_words(core, peer) {
+                    // That one wants more descriptors over TCP alone.
+                    if status == Status::PeerFailed || self.conns.get(&control).is_some_and(|conn| conn.local)
+                    {
+                        self.abandon_outgoing(core, peer);
+                        self.unsettled.push(peer);
+                        return;
+                    }
+                    if self.puts_off(core, peer, LACKS_GRACE) {
+                        return;
+                    }
+                } else if status == Status::PeerFailed && self.puts_off(core, peer, OUT_OF_REACH_GRACE) {
                     return;
                 }
                 return self.refuse(core, peer, Error::new(status, text));
@@ -377,13 +396,13 @@ impl Endpoint {
         }
     }
 
-    /// Whether a peer that is out of reach is given up only later.
-    fn waits_for_last_words(&mut self, core: &mut Core, peer: u32) -> bool {
+    /// Whether a peer is given up only so much later, now that nothing is left to try.
+    fn puts_off(&mut self, core: &mut Core, peer: u32, time: Duration) -> bool {
         let Some(outgoing) = self.outgoing(peer) else { return false };
         if outgoing.failures.is_empty() || std::mem::replace(&mut outgoing.ends, true) {
             return false;
         }
-        let until = Instant::now() + OUT_OF_REACH_GRACE;
+        let until = Instant::now() + time;
         outgoing.pause = Some(until);
         core.alarm(until, self.shared.id, Alarm::Peer { peer });
         true
@@ -421,6 +440,7 @@ impl Endpoint {
             lane_tokens,
             lanes,
             theirs: None,
+            failed: None,
         })
     }
 
@@ -469,8 +489,14 @@ impl Endpoint {
         hello: Hello,
     ) -> Result<()> {
         if conn.outgoing.is_some() {
-            conn.stage = Stage::Control { peer: hello.target };
-            return self.send_first_setup(core, token, conn, hello);
+            let peer = hello.target;
+            conn.stage = Stage::Control { peer };
+            let Err(why) = self.send_first_setup(core, token, conn, hello) else { return Ok(()) };
+            // The peer may have said by now that it leaves, and on this connection: that goes before.
+            let Some(trial) = self.trial(peer, token) else { return Err(why) };
+            trial.failed = Some(why);
+            self.unsettled.push(peer);
+            return Ok(());
         }
         let peer = hello.initiator;
         if peer >= self.identity.size || peer == self.identity.rank {
@@ -618,7 +644,15 @@ impl Endpoint {
         } else if let Some(Outgoing { trial: Some(trial), .. }) = &state.opening.outgoing
             && (trial.control == token || trial.lane_tokens.contains(&token))
         {
-            self.give_up_trial(core, peer, why.text());
+            let control = trial.control;
+            if token != control {
+                // The end of a data connection overtakes what the control connection still brings: that is
+                // the cause, and may have ended the trial.
+                self.look_at(core, control);
+            }
+            if self.trial(peer, control).is_some() {
+                self.give_up_trial(core, peer, why.text());
+            }
         }
         self.unsettled.push(peer);
     }
@@ -629,7 +663,7 @@ impl Endpoint {
         outgoing.retire_ring();
         let Some(trial) = outgoing.trial.take() else { return };
         let candidate = trial.candidate;
-        self.end_trial(core, trial, why);
+        self.end_trial(core, peer, trial, why);
         self.note_failure(peer, candidate, why);
     }
 

@@ -40,7 +40,7 @@ impl Endpoint {
             Ok(link) => self.established(core, peer, trial.control, who, pid, link, None),
             Err(why) => {
                 // The peer counts the link as open: it must hear that it is not.
-                self.say_last(core, trial.control, Kind::Refuse, why.text());
+                self.turn_down(core, peer, trial.control, why.text());
                 self.refuse(core, peer, why.context(format_args!("cannot open the link to {who}")));
             }
         }
@@ -73,9 +73,9 @@ impl Endpoint {
             Ok((link, answer)) => self.established(core, peer, control, who, pid, link, Some(answer)),
             Err(why) => {
                 log::debug!("rank {}: refuses the link of {who}: {why}", self.identity.rank);
-                self.say_last(core, control, Kind::Refuse, Error::text(&why));
                 self.peers.entry(peer).or_default().opening.theirs_failed = Some(why.text().to_owned());
                 self.unsettled.push(peer);
+                self.turn_down(core, peer, control, Error::text(&why));
             }
         }
     }
@@ -117,11 +117,11 @@ impl Endpoint {
         self.want_no_more(peer);
         let outgoing = self.peers.get_mut(&peer).and_then(|peer| peer.opening.outgoing.take());
         if let Some(trial) = outgoing.and_then(|outgoing| outgoing.trial) {
-            self.end_trial(core, trial, why.text());
+            self.end_trial(core, peer, trial, why.text());
         }
-        if let Some(state) = self.peers.get_mut(&peer) {
-            state.opening.given_up = Some(why.text().to_owned());
-        }
+        // When it turned out to have left while it was turned down, the port has been told.
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        state.opening.given_up = Some(why.text().to_owned());
         self.unsettled.push(peer);
         self.tell(|port| port.link_refused(peer, why));
     }
@@ -166,13 +166,20 @@ impl Endpoint {
 
     /// A trial is given up. The peer may count the link as open by then: it must hear that it is not, or it
     /// takes this rank for dead.
-    pub(super) fn end_trial(&mut self, core: &mut Core, mut trial: Trial, why: &str) {
+    pub(super) fn end_trial(&mut self, core: &mut Core, peer: u32, mut trial: Trial, why: &str) {
         if !trial.said {
             return self.drop_trial(core, trial);
         }
         let text = format!("rank {} has given up this link: {why}", self.identity.rank);
-        self.say_last(core, trial.control, Kind::Refuse, &text);
+        self.turn_down(core, peer, trial.control, &text);
         trial.lane_tokens.drain(..).for_each(|token| self.drop_conn(core, token));
+    }
+
+    /// Tells a peer that the link that it has proved itself for will not be, behind what is announced for it.
+    /// It may be about to leave itself: its own news and its goodbye count on this connection, too.
+    fn turn_down(&mut self, core: &mut Core, peer: u32, control: u64, why: &str) {
+        self.catch_up(peer, control);
+        self.say_last(core, control, Kind::Refuse, why, Some(peer));
     }
 
     fn drop_trial(&mut self, core: &mut Core, trial: Trial) {

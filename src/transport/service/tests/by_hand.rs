@@ -44,12 +44,12 @@ fn respond(stream: &mut impl Stream) -> Vec<u8> {
 
 /// Connects to rank 0 as rank 1 and proves itself.
 fn initiate(stream: &mut impl Stream) {
-    initiate_as(1, stream);
+    initiate_as(1, Purpose::Control, stream);
 }
 
-/// The same as another rank.
-fn initiate_as(initiator: u32, stream: &mut impl Stream) {
-    let hello = Hello { purpose: Purpose::Control, initiator, target: 0, job: 7, attempt: 5 };
+/// The same as another rank, or for something else.
+fn initiate_as(initiator: u32, purpose: Purpose, stream: &mut impl Stream) {
+    let hello = Hello { purpose, initiator, target: 0, job: 7, attempt: 5 };
     let (mut handshake, first) = Handshake::initiate(&secret(), hello, [4; 32]);
     stream.write_all(&first).unwrap();
     loop {
@@ -76,11 +76,31 @@ fn setup(data: Data) -> Vec<u8> {
     Setup { hostname: "by hand".into(), pid: 1, data }.encode()
 }
 
+/// A setup in shared memory that lacks the descriptors which belong to it.
+fn useless() -> Vec<u8> {
+    setup(Data::Shm { ring_offset: 0, ring_bytes: 4096, cookie_address: 0, cookie: [0; 16] })
+}
+
+/// Waits until the node has read what it was sent.
+fn catch_up(node: &Node) {
+    let over = node.registration.caught_up();
+    while !over.load(Ordering::Acquire) {
+        thread::yield_now();
+    }
+}
+
 /// Rank 0, asked to open its link to a rank 1 on this host; that end of the connection, after the greeting.
 fn opening_local() -> (Node, UnixStream) {
-    let node = Node::new(0, 2, 1, over(LinkKind::Shm));
+    let (node, mut stream, last) = greeting_local(over(LinkKind::Shm));
+    stream.write_all(&last).unwrap();
+    (node, stream)
+}
+
+/// The same up to the last word of the greeting, which is still to be said.
+fn greeting_local(options: Options) -> (Node, UnixStream, Vec<u8>) {
+    let node = Node::new(0, 2, 1, options);
     let mut address = node.registration.address().clone();
-    (address.rank, address.local) = (1, [0; 16]);
+    (address.rank, address.local, address.addresses) = (1, [0; 16], Vec::new());
     crate::sys::random::fill(&mut address.local).unwrap();
     let name = UnixAddress::from_abstract_name(&address.local_name()[1..]).unwrap();
     let listener = UnixListener::bind_addr(&name).unwrap();
@@ -88,8 +108,7 @@ fn opening_local() -> (Node, UnixStream) {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     let last = respond(&mut stream);
-    stream.write_all(&last).unwrap();
-    (node, stream)
+    (node, stream, last)
 }
 
 #[test]
@@ -198,9 +217,7 @@ fn initiate_local(node: &Node) -> UnixStream {
 fn why_a_peer_that_left_may_have_done_so_is_told() {
     let node = Node::new(0, 2, 1, over(LinkKind::Shm));
     let mut peer = initiate_local(&node);
-    // Without the descriptors that belong to it.
-    let data = Data::Shm { ring_offset: 0, ring_bytes: 4096, cookie_address: 0, cookie: [0; 16] };
-    say(&mut peer, SETUP, &setup(data));
+    say(&mut peer, SETUP, &useless());
     assert_eq!(hear(&mut peer).0, REFUSE);
     assert_eq!(node.registration.refusal(LONG), None, "it may try again");
     say(&mut initiate_local(&node), GOODBYE, b"");
@@ -317,13 +334,23 @@ fn a_peer_that_gives_up_an_open_link_is_not_told_as_one_that_is_gone() {
 /// something on each of them: that end of the control connection, whose proof is said, and of the others with
 /// what each has to say.
 fn opening_tcp(size: u32, streams: usize) -> (Node, TcpStream, Vec<(TcpStream, Vec<u8>)>) {
+    opening_tcp_or(size, streams, Vec::new())
+}
+
+/// The same where rank 1 may be at other addresses, too.
+fn opening_tcp_or(
+    size: u32,
+    streams: usize,
+    others: Vec<SocketAddr>,
+) -> (Node, TcpStream, Vec<(TcpStream, Vec<u8>)>) {
     let node = Node::new(0, size, 1, Options { tcp_streams: Some(streams), ..over(LinkKind::Tcp) });
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut address = node.registration.address().clone();
-    (address.rank, address.addresses) = (1, vec![listener.local_addr().unwrap()]);
+    (address.rank, address.addresses) = (1, [vec![listener.local_addr().unwrap()], others].concat());
     node.open(&address);
     let mut control = listener.accept().unwrap().0;
     control.set_nodelay(true).unwrap();
+    control.set_read_timeout(Some(LONG)).unwrap();
     let last = respond(&mut control);
     control.write_all(&last).unwrap();
     assert_eq!(hear(&mut control).0, SETUP);
@@ -353,6 +380,182 @@ fn what_a_peer_says_before_all_connections_are_ready_waits_for_them() {
 }
 
 #[test]
+fn who_leaves_says_so_before_its_data_connections_end() {
+    // One is ready, the other has not proved itself.
+    let (node, mut control, mut lanes) = opening_tcp(2, 2);
+    let (ready, last) = &mut lanes[0];
+    ready.write_all(last).unwrap();
+    catch_up(&node);
+    for (lane, _) in &lanes {
+        let socket = other_end(lane);
+        // Closing it takes until all of this is read, or its other end closed.
+        socket.set_linger(Some(2 * LONG)).unwrap();
+        while socket.send(&[0; 64 << 10]).is_ok() {}
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| node.registration.close(Deadline::after(LONG)));
+        assert_eq!(hear(&mut control).0, GOODBYE);
+        drop(lanes);
+    });
+}
+
+#[test]
+fn what_a_peer_has_said_goes_before_the_end_of_a_data_connection() {
+    // Also where the peer counts the link as open.
+    for counts_as_open in [false, true] {
+        let (node, mut control, lanes) = opening_tcp(2, 1);
+        let held = hold_service();
+        drop(lanes);
+        if counts_as_open {
+            say(&mut control, SETUP, &setup(Data::Tcp { lanes: 1 }));
+        }
+        say(&mut control, MESSAGE, b"why");
+        say(&mut control, GOODBYE, b"");
+        drop(held);
+        assert!(matches!(node.next(), Told::Control(1, message) if message == b"why"));
+        let told = node.next();
+        assert!(matches!(told, Told::Left(1)), "{}", name(&told));
+        node.silence();
+    }
+    let (node, mut control, lanes) = opening_tcp(2, 1);
+    let held = hold_service();
+    drop(lanes);
+    say(&mut control, REFUSE, b"the cause");
+    drop(held);
+    let why = node.refusal();
+    assert!(why.text().ends_with(": the cause"), "{why}");
+}
+
+#[test]
+fn a_peer_that_leaves_has_left_also_where_this_rank_lacks_something_for_the_link() {
+    let (node, mut peer, last) = greeting_local(Options { segment_bytes: 0, ..over(LinkKind::Shm) });
+    let held = hold_service();
+    peer.write_all(&last).unwrap();
+    say(&mut peer, MESSAGE, b"why");
+    say(&mut peer, GOODBYE, b"");
+    drop(held);
+    assert!(matches!(node.next(), Told::Control(1, message) if message == b"why"));
+    let told = node.next();
+    assert!(matches!(told, Told::Left(1)), "{}", name(&told));
+    node.silence();
+}
+
+/// Rank 0 that lacks what its own attempt takes, while the only data connection of the peer's is missing: when
+/// that failed, and the peer's control connection.
+fn lacking_while_the_peer_opens() -> (Node, Instant, TcpStream) {
+    // As it does without descriptors, but for the room for a ring alone.
+    let (node, mut local, last) = greeting_local(Options { segment_bytes: 0, ..small() });
+    let mut control = TcpStream::connect(tcp_address(&node)).unwrap();
+    control.set_read_timeout(Some(LONG)).unwrap();
+    initiate(&mut control);
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: 1 }));
+    catch_up(&node);
+    let failed = Instant::now();
+    local.write_all(&last).unwrap();
+    assert_eq!(hear(&mut local).0, REFUSE);
+    (node, failed, control)
+}
+
+#[test]
+fn a_rank_that_lacks_descriptors_does_not_wait_for_connections_that_it_cannot_take() {
+    let (node, failed, mut control) = lacking_while_the_peer_opens();
+    let why = node.refusal();
+    let waited = failed.elapsed();
+    assert_eq!(why.status(), Status::System);
+    assert!(why.text().contains("rank 0 lacks what a link to rank 1"), "{why}");
+    assert!(waited < LONG / 4, "{waited:?}");
+    let hears_why = |control: &mut TcpStream| {
+        let (kind, text) = hear(control);
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(kind, REFUSE, "{text}");
+        assert!(text.contains("rank 0 lacks what a link to rank 1"), "{text}");
+    };
+    hears_why(&mut control);
+    // At another address.
+    let mut control = TcpStream::connect(tcp_address(&node)).unwrap();
+    control.set_read_timeout(Some(LONG)).unwrap();
+    initiate(&mut control);
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: 1 }));
+    hears_why(&mut control);
+}
+
+#[test]
+fn a_rank_that_lacks_descriptors_waits_a_moment_for_some_to_come_back() {
+    for _ in 0..20 {
+        let (node, failed, _control) = lacking_while_the_peer_opens();
+        let mut lane = TcpStream::connect(tcp_address(&node)).unwrap();
+        lane.set_read_timeout(Some(LONG)).unwrap();
+        initiate_as(1, Purpose::Data(0), &mut lane);
+        match node.next() {
+            Told::Opened(1, _) => return,
+            // On a busy machine the moment may be over before.
+            told => assert!(failed.elapsed() >= Duration::from_secs(1), "{}", name(&told)),
+        }
+    }
+    panic!("it never waits");
+}
+
+#[test]
+fn who_is_refused_hears_first_what_is_announced() {
+    let (opening, mut asked) = opening_local();
+    assert_eq!(hear(&mut asked).0, SETUP);
+    let opened = Node::new(0, 2, 1, over(LinkKind::Shm));
+    let asking = initiate_local(&opened);
+    for (node, mut peer) in [(opening, asked), (opened, asking)] {
+        node.registration.announce(Arc::from([1]), b"news".to_vec());
+        catch_up(&node);
+        say(&mut peer, SETUP, &useless());
+        assert_eq!(hear(&mut peer), (MESSAGE, b"news".into()));
+        assert_eq!(hear(&mut peer).0, REFUSE);
+    }
+}
+
+/// Rank 0 that has given up what it tried to open to a rank 1 first, and tries an address where nobody
+/// answers; the control connection of what is given up.
+fn given_up_for_another_address() -> (Node, TcpStream, std::net::TcpListener) {
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (node, mut control, lanes) = opening_tcp_or(2, 1, vec![mute.local_addr().unwrap()]);
+    node.registration.announce(Arc::from([1]), b"news".to_vec());
+    catch_up(&node);
+    drop(lanes);
+    assert_eq!(hear(&mut control), (MESSAGE, b"news".into()));
+    assert_eq!(hear(&mut control).0, REFUSE);
+    (node, control, mute)
+}
+
+#[test]
+fn a_peer_that_leaves_is_heard_once_also_on_what_is_given_up() {
+    let (node, mut control, _mute) = given_up_for_another_address();
+    say(&mut control, MESSAGE, b"why");
+    assert!(matches!(node.next(), Told::Control(1, message) if message == b"why"));
+    let mut second = TcpStream::connect(tcp_address(&node)).unwrap();
+    initiate(&mut second);
+    catch_up(&node);
+    let held = hold_service();
+    say(&mut second, GOODBYE, b"");
+    say(&mut control, GOODBYE, b"");
+    drop(held);
+    let told = node.next();
+    assert!(matches!(told, Told::Left(1)), "{}", name(&told));
+    node.silence();
+}
+
+#[test]
+fn where_another_link_is_open_nothing_counts_that_comes_on_what_is_given_up() {
+    let (node, mut control, _mute) = given_up_for_another_address();
+    let [mut second, mut lane] = [(); 2].map(|()| TcpStream::connect(tcp_address(&node)).unwrap());
+    initiate(&mut second);
+    say(&mut second, SETUP, &setup(Data::Tcp { lanes: 1 }));
+    initiate_as(1, Purpose::Data(0), &mut lane);
+    let _link = node.link(1);
+    say(&mut control, MESSAGE, b"why");
+    say(&mut control, GOODBYE, b"");
+    node.silence();
+    say(&mut second, GOODBYE, b"");
+    assert!(matches!(node.next(), Told::Left(1)));
+}
+
+#[test]
 fn what_a_peer_has_said_goes_before_a_doubt_however_many_others_have_said_something() {
     const OTHERS: u32 = 200;
     let (node, mut control, mut lanes) = opening_tcp(2 + OTHERS, 1);
@@ -365,7 +568,7 @@ fn what_a_peer_has_said_goes_before_a_doubt_however_many_others_have_said_someth
     // All have been accepted when the last is answered.
     let last = others.last_mut().unwrap();
     last.set_read_timeout(Some(LONG)).unwrap();
-    initiate_as(2, last);
+    initiate_as(2, Purpose::Control, last);
     node.registration.doubt(1, Error::new(Status::PeerFailed, "a stream was reset"));
     let held = hold_service();
     for other in &mut others {
@@ -388,9 +591,7 @@ fn a_ring_that_a_peer_was_told_of_is_not_used_again_when_its_answer_is_of_no_use
     let Some(Setup { data: Data::Shm { ring_offset, ring_bytes, .. }, .. }) = Setup::decode(&payload) else {
         panic!("a frame of kind {kind}")
     };
-    // Without the descriptors that belong to it.
-    let data = Data::Shm { ring_offset: 0, ring_bytes: 4096, cookie_address: 0, cookie: [0; 16] };
-    say(&mut peer, SETUP, &setup(data));
+    say(&mut peer, SETUP, &useless());
     assert!(node.refusal().text().contains("descriptors"));
     let segment = node.registration.segment();
     let rings: Vec<RingMemory> =
