@@ -43,6 +43,8 @@ pub struct Joined {
     pub store: Arc<dyn Store>,
     /// The same for all ranks of this run; authenticates its links.
     pub secret: SecretKey,
+    /// Why this rank is none of rank 0's job, if so. The others are to hear it there.
+    pub fits: Result<()>,
 }
 
 /// Joins the run that `launch` describes. All ranks call it equally often, and in each process one after the
@@ -54,7 +56,7 @@ pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
     let joined = match &launch.store {
         How::Alone => {
             let secret = launch.secret.clone().map_or_else(SecretKey::random, Ok)?;
-            return Ok(Joined { store: Arc::new(HashStore::new()), secret });
+            return Ok(Joined { store: Arc::new(HashStore::new()), secret, fits: Ok(()) });
         }
         How::Local { job } => {
             let job = local_job(job, launch.launcher.rank_variable());
@@ -259,32 +261,15 @@ fn open(
             },
         };
         store.set(OPENING, &opening.bytes(), deadline)?;
-        return Ok(Joined { store, secret: made });
+        return Ok(Joined { store, secret: made, fits: Ok(()) });
     }
     let Some(opening) = Opening::parse(&store.get(OPENING, deadline)?) else {
         fail!(Mismatch, "rank 0 began the run with another version of unisono (in {})", store.describe());
     };
-    if opening.size != launch.size as u64 {
-        fail!(
-            Mismatch,
-            "rank 0 has {} ranks in its job, rank {} has {}; give all ranks the same size, and each job its own store",
-            opening.size,
-            launch.rank,
-            launch.size
-        );
-    }
-    let secret = match (secret, opening.known) {
-        (None, false) => SecretKey::new(opening.bytes),
-        (Some(secret), true) if secret.verify(&[OPENING.as_bytes()], &opening.bytes) => secret.clone(),
-        (Some(_), true) => fail!(Mismatch, "UNISONO_SECRET differs from rank 0's; set the same on all ranks"),
-        (Some(_), false) => {
-            fail!(Mismatch, "UNISONO_SECRET is set here but not on rank 0; set it on all ranks or none")
-        }
-        (None, true) => {
-            fail!(Mismatch, "UNISONO_SECRET is set on rank 0 but not here; set it on all ranks or none")
-        }
-    };
-    Ok(Joined { store, secret })
+    let fits = opening.fits(launch, secret);
+    // Of no use to a rank that does not fit.
+    let secret = secret.cloned().unwrap_or_else(|| SecretKey::new(opening.bytes));
+    Ok(Joined { store, secret, fits })
 }
 
 /// What rank 0 publishes first.
@@ -299,6 +284,40 @@ struct Opening {
 impl Opening {
     fn bytes(&self) -> Vec<u8> {
         [&[u8::from(self.known)][..], &self.size.to_le_bytes(), &self.bytes].concat()
+    }
+
+    /// Whether a rank that was told that, and knows this secret, is one of the job's.
+    fn fits(&self, launch: &Launch, secret: Option<&SecretKey>) -> Result<()> {
+        let (rank, size) = (launch.rank, launch.size);
+        if self.size != size as u64 {
+            fail!(
+                Mismatch,
+                "rank 0 has {} ranks in its job, rank {rank} has {size}; give all ranks the same size, and each job its own store",
+                self.size
+            );
+        }
+        match (secret, self.known) {
+            (None, false) => Ok(()),
+            (Some(secret), true) if secret.verify(&[OPENING.as_bytes()], &self.bytes) => Ok(()),
+            (Some(_), true) => {
+                fail!(
+                    Mismatch,
+                    "UNISONO_SECRET of rank {rank} differs from rank 0's; set the same on all ranks"
+                )
+            }
+            (Some(_), false) => {
+                fail!(
+                    Mismatch,
+                    "UNISONO_SECRET is set on rank {rank} but not on rank 0; set it on all ranks or none"
+                )
+            }
+            (None, true) => {
+                fail!(
+                    Mismatch,
+                    "UNISONO_SECRET is set on rank 0 but not on rank {rank}; set it on all ranks or none"
+                )
+            }
+        }
     }
 
     fn parse(bytes: &[u8]) -> Option<Opening> {
@@ -477,6 +496,7 @@ mod tests {
                         for run in 0..runs {
                             let joined = connect(&launch(rank, 3, store), soon()).unwrap();
                             let store = &joined.store;
+                            assert_eq!(joined.fits, Ok(()));
                             assert_eq!(
                                 store.try_get(&format!("from {rank}"), soon()).unwrap(),
                                 None,
@@ -564,16 +584,17 @@ mod tests {
         let (a, b) = (SecretKey::new([1; 32]), SecretKey::new([2; 32]));
         for (first, second, size, part) in [
             (None, None, 3, "rank 0 has 2 ranks in its job, rank 1 has 3"),
-            (Some(&a), Some(&b), 2, "differs from rank 0's"),
-            (Some(&a), None, 2, "set on rank 0 but not here"),
-            (None, Some(&a), 2, "set here but not on rank 0"),
+            (Some(&a), Some(&b), 2, "rank 1 differs from rank 0's"),
+            (Some(&a), None, 2, "set on rank 0 but not on rank 1"),
+            (None, Some(&a), 2, "set on rank 1 but not on rank 0"),
         ] {
             let scratch = Scratch::new();
             let store = How::File(scratch.path().to_owned());
             let zero = Launch { secret: first.cloned(), ..launch(0, 2, &store) };
             let one = Launch { secret: second.cloned(), ..launch(1, size, &store) };
             let _joined = connect(&zero, soon()).unwrap();
-            let error = connect(&one, soon()).err().expect("they disagree");
+            let joined = connect(&one, soon()).expect("it finds where it can say so");
+            let error = joined.fits.expect_err("they disagree");
             assert_eq!(error.status(), Status::Mismatch);
             assert!(error.text().contains(part), "{error}");
         }
