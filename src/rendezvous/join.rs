@@ -196,20 +196,20 @@ fn first_at_tcp(
     let patience = deadline.min(Deadline::after(PORT_PATIENCE));
     let mut told = false;
     loop {
-        let taken = match serve(host, port, secret, must_serve)? {
+        let why_not = match serve(host, port, secret, must_serve)? {
             Serving::Here(server) => {
                 let local = server.local_address();
                 let client = TcpStore::connect(&local.ip().to_string(), local.port(), secret, deadline)?;
                 return Ok(Arc::new(Keeping { store: Arc::new(client), _kept: server }));
             }
             Serving::Elsewhere => return Ok(Arc::new(TcpStore::connect(host, port, secret, deadline)?)),
-            Serving::Taken(error) => error,
+            Serving::Not(error) => error,
         };
         if !must_serve || is_inherited(port, secret) {
             match TcpStore::connect(host, port, secret, deadline.min(Deadline::after(PORT_PATIENCE))) {
                 Err(error) if error.status() == Status::Timeout => {
                     // Nobody is there, so why this rank cannot be is what matters.
-                    let error = error.context(taken.text());
+                    let error = error.context(why_not.text());
                     if deadline.expired() {
                         return Err(error);
                     }
@@ -228,7 +228,7 @@ fn first_at_tcp(
                 }
             }
         } else if patience.expired() {
-            return Err(taken.context(format!(
+            return Err(why_not.context(format!(
                 "rank 0 has to serve the job's store on port {port}; set UNISONO_PORT to a free one on all ranks"
             )));
         }
@@ -364,8 +364,8 @@ enum Serving {
     Here(Arc<ServerHandle>),
     /// The host is not ours.
     Elsewhere,
-    /// We cannot, most likely because somebody uses the port.
-    Taken(Error),
+    /// We cannot: most likely somebody uses the port, or the host's name is not known yet.
+    Not(Error),
 }
 
 /// Serves at `host`, as rank 0, if that can be.
@@ -373,17 +373,20 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
     if let Some(server) = known(port, secret) {
         return Ok(Serving::Here(server));
     }
-    let addresses: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
-        Ok(addresses) => addresses.collect(),
-        Err(cause) => {
-            fail!(System, "rank 0 cannot resolve '{host}', where it should serve the store: {cause}")
-        }
-    };
     // Where the others are told loopback, nobody else needs to reach the port. A name that resolves to
     // loopback here says nothing about the others: many hosts list their own name so. Else everywhere: the
-    // name may stand for an address that this host does not know as its own, behind a translation.
+    // name may stand for an address that this host does not know as its own, behind a translation, and who
+    // has to serve need not know what it stands for.
     let is_loopback =
         host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let resolved = (is_loopback || !must_serve).then(|| (host, port).to_socket_addrs()).transpose();
+    let addresses: Vec<SocketAddr> = match resolved {
+        Ok(addresses) => addresses.into_iter().flatten().collect(),
+        Err(cause) => {
+            let what = format!("rank 0 cannot resolve '{host}', where it should serve the store");
+            return Ok(Serving::Not(Error::system(what, cause)));
+        }
+    };
     let loopback = addresses.first().filter(|_| is_loopback);
     let started = match loopback {
         Some(address) => ServerHandle::start(*address, secret),
@@ -398,7 +401,7 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
             SERVERS.write().push(known);
             Serving::Here(server)
         }
-        Err(error) => Serving::Taken(error),
+        Err(error) => Serving::Not(error),
     })
 }
 
@@ -577,6 +580,24 @@ mod tests {
         for part in ["cannot serve a tcp store", "in use", "Connection refused"] {
             assert!(error.text().contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn a_name_that_nobody_knows_yet_keeps_rank_0_from_nothing() {
+        let host = "no-such-host.invalid".to_owned();
+        let (_place, address) = reserved();
+        let store = How::Rank0 { host: host.clone(), port: address.port() };
+        let first = connect(&launch(0, 2, &store), soon()).expect("it serves everywhere");
+        let store = How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() };
+        let second = connect(&launch(1, 2, &store), soon()).expect("the store is there");
+        assert!(first.secret == second.secret);
+        // Whether the store is to be here the name says: it is looked up again until the deadline.
+        let (_place, address) = reserved();
+        let store = How::Tcp { host, port: address.port() };
+        let deadline = Deadline::after(Duration::from_millis(50));
+        let error = connect(&launch(0, 2, &store), deadline).err().expect("there is nobody");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("cannot resolve 'no-such-host.invalid'"), "{error}");
     }
 
     #[test]
