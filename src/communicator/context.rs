@@ -109,7 +109,9 @@ impl Context {
         let own = options.rank;
         let recalled = recall.map(|recall| move || recall.reason(own));
         let recalled = recalled.as_ref().map(|recalled| recalled as &dyn Fn() -> Option<Error>);
-        let Found { rank, size, store, secret, exits } = meeting::find(&options, deadline, recalled)?;
+        // What the caller says wrong is its own, and it may try again: it has come nowhere yet.
+        meeting::check(&options)?;
+        let Found { rank, size, store, secret, fits, exits } = meeting::find(&options, deadline, recalled)?;
         if size == 0 || size > MAX_RANKS {
             fail!(InvalidArgument, "size {size} is out of range: a group has 1 to {MAX_RANKS} ranks");
         }
@@ -130,9 +132,11 @@ impl Context {
         let is_ours = !matches!(options.rendezvous, Rendezvous::Store(_));
         let recalled = recalled.or(is_ours.then_some(&|| None));
         let leads = rank == 0 && matches!(options.rendezvous, Rendezvous::Environment);
-        // What is no option is the caller's, who may try again; that the host lacks something the others are
-        // to hear.
-        let links = meeting::on_interface(meeting::link_options(&options)?, &options);
+        // What else is wrong, with the environment or the host, no other try mends: the others are to hear it.
+        // Not in a program's store, where this rank would have to wait for rank 0's secret first.
+        let links = fits.and_then(|()| meeting::link_options(&options));
+        let links = if is_ours { links } else { Ok(links?) };
+        let links = links.and_then(|links| meeting::on_interface(links, &options));
         let (name, options, tied) = (name.as_str(), links, recall.is_some_and(Recall::is_tied));
         let meeting =
             Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled, tied, once };

@@ -24,6 +24,8 @@ pub(super) struct Found {
     pub(super) store: Arc<dyn Store>,
     /// `None`: the store gives one.
     pub(super) secret: Option<SecretKey>,
+    /// Why this rank is none of them, if so: they are to hear it.
+    pub(super) fits: Result<()>,
     /// Where the launcher writes how ranks ended, if it does.
     pub(super) exits: Option<Arc<dyn Store>>,
 }
@@ -35,19 +37,14 @@ pub(super) fn find(
     recalled: Option<&dyn Fn() -> Option<Error>>,
 ) -> Result<Found> {
     let (rank, size) = (options.rank, options.size);
+    let found = |store, secret| Found { rank, size, store, secret, fits: Ok(()), exits: None };
     match &options.rendezvous {
-        Rendezvous::Store(store) => Ok(Found { rank, size, store: store.clone(), secret: None, exits: None }),
+        Rendezvous::Store(store) => Ok(found(store.clone(), None)),
         Rendezvous::Id(bytes) | Rendezvous::Invitation(bytes) => {
             let id = UniqueId::parse(bytes)?;
             if size == 1 {
                 // Nobody else comes: the server need not be asked.
-                return Ok(Found {
-                    rank,
-                    size,
-                    store: Arc::new(HashStore::new()),
-                    secret: None,
-                    exits: None,
-                });
+                return Ok(found(Arc::new(HashStore::new()), None));
             }
             let secret = Some(id.secret().clone());
             let recalled = recalled.unwrap_or(&|| None);
@@ -56,7 +53,7 @@ pub(super) fn find(
                 Some(why) => why.context(error),
                 None => error,
             })?;
-            Ok(Found { rank, size, store: Arc::new(store), secret, exits: None })
+            Ok(found(Arc::new(store), secret))
         }
         Rendezvous::Environment => {
             let launch = Launch::from_env()?;
@@ -76,22 +73,32 @@ pub(super) fn find(
                 size: ranks(launch.size, "size")?,
                 store: joined.store,
                 secret: Some(joined.secret),
+                fits: joined.fits,
                 exits,
             })
         }
     }
 }
 
+/// Refuses what the caller has said of links, if that is wrong, whatever the environment says.
+pub(super) fn check(options: &Options) -> Result<()> {
+    link_options_by(options, &|_| None).map(drop)
+}
+
 /// How this rank may be linked to others: what the caller said, else the environment.
 pub(super) fn link_options(options: &Options) -> Result<LinkOptions> {
+    link_options_by(options, &settings::read)
+}
+
+fn link_options_by(options: &Options, environment: &dyn Fn(&str) -> Option<String>) -> Result<LinkOptions> {
     let host = match &options.host {
-        None => settings::anything("UNISONO_HOST", settings::read("UNISONO_HOST"))?,
+        None => settings::anything("UNISONO_HOST", environment("UNISONO_HOST"))?,
         given => given.clone(),
     };
     LinkOptions::from_environment(|name| match (name, &options.transports) {
         ("UNISONO_HOST", _) => host.clone(),
         ("UNISONO_TRANSPORT", Some(transports)) => Some(transports.clone()),
-        _ => settings::read(name),
+        _ => environment(name),
     })
 }
 

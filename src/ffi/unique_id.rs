@@ -2,8 +2,9 @@
 
 use std::ffi::c_char;
 
-use crate::error::fail;
-use crate::rendezvous::id::served;
+use crate::error::{Result, fail};
+use crate::rendezvous::id::{ID_BYTES, served};
+use crate::settings;
 
 use super::argument::{optional_text, out};
 use super::status::{guard, unisono_status_t};
@@ -27,7 +28,7 @@ pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) 
     guard(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(id, "id") }?;
-        place.write(unisono_unique_id_t { bytes: served::create(None)? });
+        place.write(unisono_unique_id_t { bytes: create(None)? });
         Ok(())
     })
 }
@@ -44,9 +45,15 @@ pub unsafe extern "C" fn unisono_unique_id_create_on(
         let place = unsafe { out(id, "id") }?;
         // SAFETY: the contract of the header: NULL or a C string.
         let interface = unsafe { optional_text(interface, "interface") }?;
-        place.write(unisono_unique_id_t { bytes: served::create(interface)? });
+        place.write(unisono_unique_id_t { bytes: create(interface)? });
         Ok(())
     })
+}
+
+/// Makes and serves an id, on this interface or else on that of the environment.
+fn create(interface: Option<&str>) -> Result<[u8; ID_BYTES]> {
+    let interface = interface.map(str::to_owned).or_else(|| settings::read("UNISONO_INTERFACE"));
+    served::create(interface.as_deref())
 }
 
 /// Ends the serving of an id that this process has made and that nobody will meet by, since the program could
@@ -67,6 +74,8 @@ pub unsafe extern "C" fn unisono_unique_id_release(id: *const unisono_unique_id_
 #[cfg(test)]
 mod tests {
     use std::ffi::CStr;
+    use std::net::Ipv4Addr;
+    use std::process::Command;
     use std::ptr;
     use std::time::Duration;
 
@@ -76,10 +85,59 @@ mod tests {
     use crate::ffi::context::{
         unisono_context_create, unisono_context_destroy, unisono_context_options_t, unisono_context_t,
     };
+    use crate::ffi::status::unisono_last_error;
     use crate::rendezvous::id::UniqueId;
 
     fn made() -> unisono_unique_id_t {
         unisono_unique_id_t { bytes: served::create(Some("lo")).unwrap() }
+    }
+
+    /// Names the interface on which [`process_that_makes_ids`] is to find its ids.
+    const WANTED: &str = "UNISONO_TEST_WANTED";
+
+    /// Not a test by itself: what [`an_id_is_on_the_interface_of_the_environment`] runs.
+    #[test]
+    fn process_that_makes_ids() {
+        let Ok(wanted) = std::env::var(WANTED) else { return };
+        let loopback = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+        let mut id = unisono_unique_id_t { bytes: [0; 128] };
+        // SAFETY: the id may be written, and NULL given for an interface.
+        let make: [&dyn Fn(*mut unisono_unique_id_t) -> unisono_status_t; 2] =
+            [&|id| unsafe { unisono_unique_id_create(id) }, &|id| unsafe {
+                unisono_unique_id_create_on(ptr::null(), id)
+            }];
+        for make in make {
+            let status = make(&mut id);
+            if wanted == "lo" {
+                assert_eq!(status, Status::Ok as i32);
+                assert!(id.bytes.windows(16).any(|address| address == loopback), "{:?}", id.bytes);
+            } else {
+                assert_eq!(status, Status::InvalidArgument as i32);
+                // SAFETY: a C string until the next call of this thread.
+                let why = unsafe { CStr::from_ptr(unisono_last_error()) }.to_str().unwrap();
+                assert!(why.contains(&wanted), "{why}");
+            }
+        }
+        // What the call says goes first.
+        // SAFETY: as above; the name is a C string.
+        let status = unsafe { unisono_unique_id_create_on(c"127.0.0.1".as_ptr(), &mut id) };
+        assert_eq!(status, Status::Ok as i32);
+        assert!(id.bytes.windows(16).any(|address| address == loopback), "{:?}", id.bytes);
+    }
+
+    #[test]
+    fn an_id_is_on_the_interface_of_the_environment() {
+        for interface in ["lo", "nosuch0"] {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "ffi::unique_id::tests::process_that_makes_ids", "--nocapture"])
+                .env("UNISONO_INTERFACE", interface)
+                .env(WANTED, interface)
+                .output()
+                .unwrap();
+            let [written, told] =
+                [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+            assert!(output.status.success() && written.contains("1 passed"), "{interface}: {written}{told}");
+        }
     }
 
     /// Rank 0 of `size` meets nobody; what the attempt comes to.

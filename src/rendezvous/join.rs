@@ -43,6 +43,8 @@ pub struct Joined {
     pub store: Arc<dyn Store>,
     /// The same for all ranks of this run; authenticates its links.
     pub secret: SecretKey,
+    /// Why this rank is none of rank 0's job, if so. The others are to hear it there.
+    pub fits: Result<()>,
 }
 
 /// Joins the run that `launch` describes. All ranks call it equally often, and in each process one after the
@@ -54,7 +56,7 @@ pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
     let joined = match &launch.store {
         How::Alone => {
             let secret = launch.secret.clone().map_or_else(SecretKey::random, Ok)?;
-            return Ok(Joined { store: Arc::new(HashStore::new()), secret });
+            return Ok(Joined { store: Arc::new(HashStore::new()), secret, fits: Ok(()) });
         }
         How::Local { job } => {
             let job = local_job(job, launch.launcher.rank_variable());
@@ -194,20 +196,20 @@ fn first_at_tcp(
     let patience = deadline.min(Deadline::after(PORT_PATIENCE));
     let mut told = false;
     loop {
-        let taken = match serve(host, port, secret, must_serve)? {
+        let why_not = match serve(host, port, secret, must_serve)? {
             Serving::Here(server) => {
                 let local = server.local_address();
                 let client = TcpStore::connect(&local.ip().to_string(), local.port(), secret, deadline)?;
                 return Ok(Arc::new(Keeping { store: Arc::new(client), _kept: server }));
             }
             Serving::Elsewhere => return Ok(Arc::new(TcpStore::connect(host, port, secret, deadline)?)),
-            Serving::Taken(error) => error,
+            Serving::Not(error) => error,
         };
         if !must_serve || is_inherited(port, secret) {
             match TcpStore::connect(host, port, secret, deadline.min(Deadline::after(PORT_PATIENCE))) {
                 Err(error) if error.status() == Status::Timeout => {
                     // Nobody is there, so why this rank cannot be is what matters.
-                    let error = error.context(taken.text());
+                    let error = error.context(why_not.text());
                     if deadline.expired() {
                         return Err(error);
                     }
@@ -226,7 +228,7 @@ fn first_at_tcp(
                 }
             }
         } else if patience.expired() {
-            return Err(taken.context(format!(
+            return Err(why_not.context(format!(
                 "rank 0 has to serve the job's store on port {port}; set UNISONO_PORT to a free one on all ranks"
             )));
         }
@@ -259,32 +261,15 @@ fn open(
             },
         };
         store.set(OPENING, &opening.bytes(), deadline)?;
-        return Ok(Joined { store, secret: made });
+        return Ok(Joined { store, secret: made, fits: Ok(()) });
     }
     let Some(opening) = Opening::parse(&store.get(OPENING, deadline)?) else {
         fail!(Mismatch, "rank 0 began the run with another version of unisono (in {})", store.describe());
     };
-    if opening.size != launch.size as u64 {
-        fail!(
-            Mismatch,
-            "rank 0 has {} ranks in its job, rank {} has {}; give all ranks the same size, and each job its own store",
-            opening.size,
-            launch.rank,
-            launch.size
-        );
-    }
-    let secret = match (secret, opening.known) {
-        (None, false) => SecretKey::new(opening.bytes),
-        (Some(secret), true) if secret.verify(&[OPENING.as_bytes()], &opening.bytes) => secret.clone(),
-        (Some(_), true) => fail!(Mismatch, "UNISONO_SECRET differs from rank 0's; set the same on all ranks"),
-        (Some(_), false) => {
-            fail!(Mismatch, "UNISONO_SECRET is set here but not on rank 0; set it on all ranks or none")
-        }
-        (None, true) => {
-            fail!(Mismatch, "UNISONO_SECRET is set on rank 0 but not here; set it on all ranks or none")
-        }
-    };
-    Ok(Joined { store, secret })
+    let fits = opening.fits(launch, secret);
+    // Of no use to a rank that does not fit.
+    let secret = secret.cloned().unwrap_or_else(|| SecretKey::new(opening.bytes));
+    Ok(Joined { store, secret, fits })
 }
 
 /// What rank 0 publishes first.
@@ -299,6 +284,40 @@ struct Opening {
 impl Opening {
     fn bytes(&self) -> Vec<u8> {
         [&[u8::from(self.known)][..], &self.size.to_le_bytes(), &self.bytes].concat()
+    }
+
+    /// Whether a rank that was told that, and knows this secret, is one of the job's.
+    fn fits(&self, launch: &Launch, secret: Option<&SecretKey>) -> Result<()> {
+        let (rank, size) = (launch.rank, launch.size);
+        if self.size != size as u64 {
+            fail!(
+                Mismatch,
+                "rank 0 has {} ranks in its job, rank {rank} has {size}; give all ranks the same size, and each job its own store",
+                self.size
+            );
+        }
+        match (secret, self.known) {
+            (None, false) => Ok(()),
+            (Some(secret), true) if secret.verify(&[OPENING.as_bytes()], &self.bytes) => Ok(()),
+            (Some(_), true) => {
+                fail!(
+                    Mismatch,
+                    "UNISONO_SECRET of rank {rank} differs from rank 0's; set the same on all ranks"
+                )
+            }
+            (Some(_), false) => {
+                fail!(
+                    Mismatch,
+                    "UNISONO_SECRET is set on rank {rank} but not on rank 0; set it on all ranks or none"
+                )
+            }
+            (None, true) => {
+                fail!(
+                    Mismatch,
+                    "UNISONO_SECRET is set on rank 0 but not on rank {rank}; set it on all ranks or none"
+                )
+            }
+        }
     }
 
     fn parse(bytes: &[u8]) -> Option<Opening> {
@@ -345,8 +364,8 @@ enum Serving {
     Here(Arc<ServerHandle>),
     /// The host is not ours.
     Elsewhere,
-    /// We cannot, most likely because somebody uses the port.
-    Taken(Error),
+    /// We cannot: most likely somebody uses the port, or the host's name is not known yet.
+    Not(Error),
 }
 
 /// Serves at `host`, as rank 0, if that can be.
@@ -354,17 +373,20 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
     if let Some(server) = known(port, secret) {
         return Ok(Serving::Here(server));
     }
-    let addresses: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
-        Ok(addresses) => addresses.collect(),
-        Err(cause) => {
-            fail!(System, "rank 0 cannot resolve '{host}', where it should serve the store: {cause}")
-        }
-    };
     // Where the others are told loopback, nobody else needs to reach the port. A name that resolves to
     // loopback here says nothing about the others: many hosts list their own name so. Else everywhere: the
-    // name may stand for an address that this host does not know as its own, behind a translation.
+    // name may stand for an address that this host does not know as its own, behind a translation, and who
+    // has to serve need not know what it stands for.
     let is_loopback =
         host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let resolved = (is_loopback || !must_serve).then(|| (host, port).to_socket_addrs()).transpose();
+    let addresses: Vec<SocketAddr> = match resolved {
+        Ok(addresses) => addresses.into_iter().flatten().collect(),
+        Err(cause) => {
+            let what = format!("rank 0 cannot resolve '{host}', where it should serve the store");
+            return Ok(Serving::Not(Error::system(what, cause)));
+        }
+    };
     let loopback = addresses.first().filter(|_| is_loopback);
     let started = match loopback {
         Some(address) => ServerHandle::start(*address, secret),
@@ -379,7 +401,7 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
             SERVERS.write().push(known);
             Serving::Here(server)
         }
-        Err(error) => Serving::Taken(error),
+        Err(error) => Serving::Not(error),
     })
 }
 
@@ -477,6 +499,7 @@ mod tests {
                         for run in 0..runs {
                             let joined = connect(&launch(rank, 3, store), soon()).unwrap();
                             let store = &joined.store;
+                            assert_eq!(joined.fits, Ok(()));
                             assert_eq!(
                                 store.try_get(&format!("from {rank}"), soon()).unwrap(),
                                 None,
@@ -560,20 +583,39 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_nobody_knows_yet_keeps_rank_0_from_nothing() {
+        let host = "no-such-host.invalid".to_owned();
+        let (_place, address) = reserved();
+        let store = How::Rank0 { host: host.clone(), port: address.port() };
+        let first = connect(&launch(0, 2, &store), soon()).expect("it serves everywhere");
+        let store = How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() };
+        let second = connect(&launch(1, 2, &store), soon()).expect("the store is there");
+        assert!(first.secret == second.secret);
+        // Whether the store is to be here the name says: it is looked up again until the deadline.
+        let (_place, address) = reserved();
+        let store = How::Tcp { host, port: address.port() };
+        let deadline = Deadline::after(Duration::from_millis(50));
+        let error = connect(&launch(0, 2, &store), deadline).err().expect("there is nobody");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("cannot resolve 'no-such-host.invalid'"), "{error}");
+    }
+
+    #[test]
     fn ranks_that_disagree_are_told_so() {
         let (a, b) = (SecretKey::new([1; 32]), SecretKey::new([2; 32]));
         for (first, second, size, part) in [
             (None, None, 3, "rank 0 has 2 ranks in its job, rank 1 has 3"),
-            (Some(&a), Some(&b), 2, "differs from rank 0's"),
-            (Some(&a), None, 2, "set on rank 0 but not here"),
-            (None, Some(&a), 2, "set here but not on rank 0"),
+            (Some(&a), Some(&b), 2, "rank 1 differs from rank 0's"),
+            (Some(&a), None, 2, "set on rank 0 but not on rank 1"),
+            (None, Some(&a), 2, "set on rank 1 but not on rank 0"),
         ] {
             let scratch = Scratch::new();
             let store = How::File(scratch.path().to_owned());
             let zero = Launch { secret: first.cloned(), ..launch(0, 2, &store) };
             let one = Launch { secret: second.cloned(), ..launch(1, size, &store) };
             let _joined = connect(&zero, soon()).unwrap();
-            let error = connect(&one, soon()).err().expect("they disagree");
+            let joined = connect(&one, soon()).expect("it finds where it can say so");
+            let error = joined.fits.expect_err("they disagree");
             assert_eq!(error.status(), Status::Mismatch);
             assert!(error.text().contains(part), "{error}");
         }

@@ -75,17 +75,28 @@ pub(super) fn follow(base: &Path, rank: usize, deadline: Deadline) -> Result<Fil
     let since = Instant::now();
     let mut pause = Pause::default();
     let before = believed(base).map_err(refused)?.map(|(name, _)| name);
+    let mut was_taken = false;
     loop {
-        if let Some(run) = seat(base, rank, before.as_deref()).map_err(refused)? {
-            return FileStore::open(run);
+        match seat(base, rank, before.as_deref()).map_err(refused)? {
+            Seat::Ours(run) => return FileStore::open(run),
+            Seat::Taken => was_taken = true,
+            Seat::None => {}
         }
         if deadline.expired() {
+            let seconds = since.elapsed().as_secs_f64();
+            if was_taken {
+                fail!(
+                    Timeout,
+                    "rank 0's run in {} has its rank {rank} already, and rank 0 has begun no other within {seconds:.1} s; if that is \
+                     another job's, one at a time meets there: give each job an UNISONO_STORE of its own",
+                    base.display()
+                );
+            }
             fail!(
                 Timeout,
-                "rank 0 has not begun a run in {} within {:.1} s; if it is up, the ranks do not see the same directory: \
+                "rank 0 has not begun a run in {} within {seconds:.1} s; if it is up, the ranks do not see the same directory: \
                  give all the same TMPDIR, or UNISONO_STORE=tcp://HOST-OF-RANK-0:PORT",
-                base.display(),
-                since.elapsed().as_secs_f64()
+                base.display()
             );
         }
         if pause.is_long() {
@@ -217,17 +228,30 @@ fn believed(base: &Path) -> io::Result<Option<(String, bool)>> {
     Ok(Some((name, lock::is_locked(&leader)?)))
 }
 
-/// The directory of the run in which we have got our seat; `None` while there is no such run. Of those whose
-/// rank 0 has ended it may be one that has failed, unless it was there `before` we came.
-fn seat(base: &Path, rank: usize, before: Option<&str>) -> io::Result<Option<PathBuf>> {
-    let Some((name, is_led)) = believed(base)? else { return Ok(None) };
+/// What a rank that looks for its seat finds.
+enum Seat {
+    /// It has got it, in the run of this directory.
+    Ours(PathBuf),
+    /// Somebody has it, in a run whose rank 0 lives.
+    Taken,
+    /// There is no run to join.
+    None,
+}
+
+/// Takes our seat, if there is a run. Of those whose rank 0 has ended it may be one that has failed, unless
+/// it was there `before` we came.
+fn seat(base: &Path, rank: usize, before: Option<&str>) -> io::Result<Seat> {
+    let Some((name, is_led)) = believed(base)? else { return Ok(Seat::None) };
     let run = base.join(&name);
     if !is_led && (before == Some(&name) || !run.join(FAILED).exists()) {
-        return Ok(None);
+        return Ok(Seat::None);
     }
     match File::options().create_new(true).write(true).mode(0o600).open(run.join(format!(".seat-{rank}"))) {
-        Ok(_) => Ok(Some(run)),
-        Err(cause) if matches!(cause.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(None),
+        Ok(_) => Ok(Seat::Ours(run)),
+        Err(cause) if cause.kind() == ErrorKind::AlreadyExists && is_led => Ok(Seat::Taken),
+        Err(cause) if matches!(cause.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {
+            Ok(Seat::None)
+        }
         Err(cause) => Err(cause),
     }
 }
@@ -312,7 +336,11 @@ mod tests {
         let (first, ending) = lead(scratch.path()).unwrap();
         assert_eq!(follow(scratch.path(), 1, soon()).unwrap().directory(), first.directory());
         // Rank 1 comes again: rank 0 still holds the old run.
-        assert!(follow(scratch.path(), 1, at_once()).is_err());
+        let error = follow(scratch.path(), 1, at_once()).err().expect("its seat is taken");
+        assert_eq!(error.status(), Status::Timeout);
+        for part in [scratch.path().to_str().unwrap(), "has its rank 1 already", "UNISONO_STORE"] {
+            assert!(error.text().contains(part) && !error.text().contains("TMPDIR"), "{error}");
+        }
         thread::scope(|scope| {
             let again = scope.spawn(|| follow(scratch.path(), 1, soon()).unwrap());
             let (second, _next) = lead(scratch.path()).unwrap();

@@ -481,7 +481,7 @@ impl Job {
         if self.asked.is_some_and(|(before, at)| before == signal && at.elapsed() < TWICE) {
             return Ok(());
         }
-        let again = self.asked.replace((signal, Instant::now())).is_some();
+        let before = self.asked.replace((signal, Instant::now())).map(|(before, _)| before);
         match self.phase {
             Phase::Running | Phase::Doubt(_) | Phase::LastWords(_) => {
                 if matches!(self.phase, Phase::Doubt(_)) {
@@ -491,13 +491,16 @@ impl Job {
                 self.signal_all(libc::SIGCONT)?;
                 self.phase = Phase::Ending(Deadline::after(self.grace));
             }
-            Phase::Ending(_) if again => {
+            Phase::Ending(_) => {
+                let Some(before) = before else { return self.signal_all(signal) };
                 let running = self.running();
-                let name = ending::signal_name(signal);
-                self.say(&format!("{name} again; killing {}", named(&running, self.ranks.len())));
+                let what = match ending::signal_name(signal) {
+                    name if before == signal => format!("{name} again"),
+                    name => format!("{name} after {}", ending::signal_name(before)),
+                };
+                self.say(&format!("{what}; killing {}", named(&running, self.ranks.len())));
                 self.kill()?;
             }
-            Phase::Ending(_) => self.signal_all(signal)?,
             Phase::Killed => {}
             Phase::Aftermath(_) | Phase::Emptying(_) => {
                 self.signal_all(libc::SIGKILL)?;

@@ -42,6 +42,8 @@ fn rank() {
         ("serve an id", meetings::serve_an_id),
         ("never come", meetings::never_come),
         ("come last and fail", meetings::come_last_and_fail),
+        ("call wrongly", meetings::call_wrongly),
+        ("environment differs", meetings::environment_differs),
         ("exit after the meeting", meetings::exit_at_once),
         ("fork and join", meetings::fork_and_join),
         ("descriptors", surroundings::descriptors),

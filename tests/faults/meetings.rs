@@ -325,13 +325,88 @@ fn a_rank_0_that_fails_at_once_and_ends_is_heard_by_those_who_waited_for_it() {
     }
 }
 
-/// As a program that calls exit without destroying anything.
-pub(crate) fn exit_at_once(seat: &Seat) {
-    let context = Context::create(by_environment(seat, 60)).expect("the ranks meet");
-    // Nobody ends before the other has met.
+/// Rank 1 calls wrongly at first.
+pub(crate) fn call_wrongly(seat: &Seat) {
+    if seat.rank == 1 {
+        let wrong = Options { transports: Some("pigeons".into()), ..by_environment(seat, 60) };
+        let error = Context::create(wrong).err().expect("there are none");
+        assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+    }
+    let context = Context::create(by_environment(seat, 20)).expect("the ranks meet");
+    all_have_met(seat);
+    drop(context);
+    report("met");
+}
+
+#[test]
+fn a_rank_that_has_called_wrongly_may_try_again() {
+    for launcher in ["torchrun", "mpirun"] {
+        let launcher = Launcher::new(launcher, "wrongly");
+        launcher.start("call wrongly", 2).await_all(&[0, 1], "met");
+    }
+}
+
+/// What of rank 1's environment is to be wrong, or other than rank 0's.
+const ODD: &str = "TEST_ODD";
+
+/// Rank 1 has an environment that no other try mends.
+pub(crate) fn environment_differs(seat: &Seat) {
+    let options = by_environment(seat, 60);
+    if seat.rank == 1 {
+        for odd in std::env::var(ODD).expect("what is odd").split(' ') {
+            let (name, value) = odd.split_once('=').expect("a variable");
+            // SAFETY: as in `by_environment`.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+    fail(options);
+}
+
+#[test]
+fn what_is_wrong_with_the_environment_of_one_rank_the_others_are_told() {
+    let sizes = "OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_SIZE=3";
+    for (launcher, odd, status, words) in [
+        ("mpirun", "UNISONO_CMA=9", "PeerFailed", ["rank 1 of 2 (host ", "UNISONO_CMA=9"]),
+        (
+            "torchrun",
+            "UNISONO_TCP_STREAMS=none",
+            "PeerFailed",
+            ["rank 1 of 2 (host ", "UNISONO_TCP_STREAMS=none"],
+        ),
+        // Who comes first tells the numbers.
+        ("mpirun", sizes, "Mismatch", ["rank 1", "3"]),
+        ("torchrun", "WORLD_SIZE=3", "Mismatch", ["rank 1", "3"]),
+        (
+            "mpirun",
+            "UNISONO_SECRET=correct_horse_battery",
+            "Mismatch",
+            ["rank 1 of 2 (host ", "UNISONO_SECRET"],
+        ),
+    ] {
+        let mut launcher = Launcher::new(launcher, "differs");
+        launcher.environment.push((ODD, odd.to_owned()));
+        in_time(|| {
+            let failed = launcher.start("environment differs", 2).await_all(&[0, 1], "failed");
+            let [zero, one] = [&failed[0], &failed[1]];
+            let text = &zero.line;
+            assert!(text.starts_with(status), "{odd}: {text}");
+            assert!(words.iter().all(|words| text.contains(words)), "{odd}: {text}");
+            zero.at.saturating_duration_since(one.at)
+        });
+    }
+}
+
+/// Nobody goes on before the other has met.
+fn all_have_met(seat: &Seat) {
     let store = store_of(seat);
     store.set(&format!("{} has met", seat.rank), &[], Deadline::after(PATIENCE)).expect("it is told");
     store.get(&format!("{} has met", 1 - seat.rank), Deadline::after(PATIENCE)).expect("the other has met");
+}
+
+/// As a program that calls exit without destroying anything.
+pub(crate) fn exit_at_once(seat: &Seat) {
+    let context = Context::create(by_environment(seat, 60)).expect("the ranks meet");
+    all_have_met(seat);
     std::mem::forget(context);
     // SAFETY: ends the process without running anything more.
     unsafe { libc::_exit(0) };

@@ -63,17 +63,19 @@ fn a_signal_that_comes_twice_at_once_leaves_ranks_their_time() {
 #[test]
 fn a_second_interrupt_kills() {
     let script = "trap 'echo heard' INT; echo ready; while :; do sleep 0.02; done";
-    let mut launcher = Launcher::start(&["-n", "1", "--grace", "1000", "--", "sh", "-c", script]);
-    let mut lines = launcher.stdout().lines().map(Result::unwrap);
-    assert_eq!(lines.next().unwrap(), "[0] ready");
-    launcher.signal(libc::SIGINT);
-    assert_eq!(lines.next().unwrap(), "[0] heard");
-    // Not as if it were the same.
-    std::thread::sleep(Duration::from_millis(300));
-    launcher.signal(libc::SIGINT);
-    let (status, complaint) = launcher.complaint();
-    assert_eq!(status.code(), Some(137));
-    assert!(complaint.contains("SIGINT again; killing rank 0"), "{complaint}");
+    for (second, words) in [(libc::SIGINT, "SIGINT again"), (libc::SIGTERM, "SIGTERM after SIGINT")] {
+        let mut launcher = Launcher::start(&["-n", "1", "--grace", "1000", "--", "sh", "-c", script]);
+        let mut lines = launcher.stdout().lines().map(Result::unwrap);
+        assert_eq!(lines.next().unwrap(), "[0] ready");
+        launcher.signal(libc::SIGINT);
+        assert_eq!(lines.next().unwrap(), "[0] heard");
+        // Not as if it were the same.
+        std::thread::sleep(Duration::from_millis(300));
+        launcher.signal(second);
+        let (status, complaint) = launcher.complaint();
+        assert_eq!(status.code(), Some(137));
+        assert!(complaint.contains(&format!("{words}; killing rank 0")), "{complaint}");
+    }
 }
 
 #[test]
