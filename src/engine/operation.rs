@@ -480,13 +480,19 @@ impl Running {
 
     /// Ends it if its group has failed, also before its turn: whoever moves the call that has the turn may be
     /// held up in the driver, which may wait for a stream that waits for this one. Only for one that asks no
-    /// driver. Whether it touches no memory any more: another thread may be at it.
+    /// driver. Whether it has ended: another thread may be at it.
     pub fn end_in_failure(&self) -> bool {
-        let Ok(mut stage) = self.stage.try_lock() else { return false };
-        let Stage::Running { operation, .. } = &mut *stage else { return true };
         let Some(error) = self.group.failure() else { return false };
-        let standing = operation.standing();
-        operation.abandon(&self.group);
+        let Ok(mut stage) = self.stage.try_lock() else { return false };
+        let standing = match &mut *stage {
+            Stage::Over => return self.has_ended(),
+            Stage::Overdue(_) => None,
+            Stage::Running { operation, .. } => {
+                let standing = operation.standing();
+                operation.abandon(&self.group);
+                standing
+            }
+        };
         *stage = Stage::Over;
         let active = self.is_active();
         drop(stage);

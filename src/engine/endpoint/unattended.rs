@@ -125,7 +125,9 @@ impl List {
             let Some(running) = self.awake.pop_front() else { return };
             let active = running.is_active();
             let stays = std::mem::replace(&mut follows, active) || active || !is_grown(&running, now);
-            if stays || running.through() == Through::Device || running.gives_up(now) {
+            // Against whoever wakes all of a group that has failed: that comes behind its failure.
+            let fails = running.group().latched().is_some();
+            if stays || fails || running.through() == Through::Device || running.gives_up(now) {
                 self.awake.push_back(running);
                 continue;
             }
@@ -356,11 +358,17 @@ impl Endpoint {
     /// be held up in the driver. For a moment it is waited for a thread that is at one.
     pub fn end_all(&self, group: &Group) {
         let patience = Deadline::after(ENDING);
-        let ours = |running: &Arc<Running>| std::ptr::eq(&**running.group(), group) && !running.asks_driver();
-        for running in self.unattended.awake().into_iter().filter(ours) {
-            while !running.end_in_failure() && !patience.expired() {
-                std::thread::sleep(Duration::from_micros(50));
+        let ours =
+            |running: &&Arc<Running>| std::ptr::eq(&**running.group(), group) && !running.asks_driver();
+        loop {
+            // Whoever has latched the failure may not have come to that.
+            self.awaken_all(group);
+            let all = self.unattended.awake();
+            let left = all.iter().filter(ours).filter(|running| !running.end_in_failure()).count();
+            if left == 0 || patience.expired() {
+                break;
             }
+            std::thread::sleep(Duration::from_micros(50));
         }
         self.wake();
         self.see_out();

@@ -230,6 +230,31 @@ fn what_runs_in_a_group_that_is_aborted_has_ended_when_that_returns() {
     }
 }
 
+/// So many that those lie dormant which wait for their turn.
+#[test]
+fn what_waits_for_its_turn_when_its_group_is_aborted_has_ended_when_that_returns() {
+    for _ in 0..20 {
+        let groups = linked_pair(true);
+        let stuck = |_: &Turn| Scripted(None, Arc::default());
+        let start = |_| groups[0].start(calling(Class::Ordered, 0, BARRIER, None), stuck).expect("it starts");
+        let all: Vec<_> = (0..100).map(start).collect();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    groups[0].endpoint().progress(0, Through::Messages);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(2));
+            groups[0].fail(Error::new(Status::Aborted, "aborted"));
+            groups[0].end_all();
+            let left = all.iter().filter(|running| !running.has_ended()).count();
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(left, 0);
+        });
+    }
+}
+
 #[test]
 fn messages_that_nobody_has_taken_are_given_up_without_a_trace() {
     for shm in [true, false] {
