@@ -125,11 +125,15 @@ fn a_job_ends_as_its_ranks_do_though_its_keeper_was_killed() {
     let script = "trap 'exit 0' USR1; echo ready; while :; do sleep 0.02; done";
     let mut launcher = Launcher::start(&["-n", "2", "--", "sh", "-c", script]);
     assert_eq!(launcher.stdout().lines().take(2).count(), 2);
-    let keeper = fs::read_dir("/proc").unwrap().find_map(|entry| {
-        let pid = entry.ok()?.file_name().into_string().ok()?;
-        (parent_and_name(&pid)? == (launcher.child.id(), "unisono-keeper".to_owned())).then_some(pid)
-    });
-    let keeper = keeper.expect("it has one");
+    let keeper = || {
+        fs::read_dir("/proc").unwrap().find_map(|entry| {
+            let pid = entry.ok()?.file_name().into_string().ok()?;
+            (parent_and_name(&pid)? == (launcher.child.id(), "unisono-keeper".to_owned())).then_some(pid)
+        })
+    };
+    // The ranks do not wait until it has its name.
+    until("it has one", || keeper().is_some());
+    let keeper = keeper().expect("it does not end");
     send(keeper.parse().unwrap(), libc::SIGKILL);
     until("the keeper is gone", || gone(&keeper));
     launcher.signal(libc::SIGUSR1);
