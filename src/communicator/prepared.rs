@@ -350,7 +350,11 @@ unsafe fn body_of(
         };
         // SAFETY: the caller's promise.
         let several = unsafe { Several::new(devices, &kernels, &parts) }?;
-        *request = several.request().clone();
+        let call_between = several.request();
+        let own = (request.dtype, request.operator.number());
+        let left = (call_between.dtype, call_between.operator.number());
+        call.combined = (own != left).then_some(own);
+        *request = call_between.clone();
         call.stream = Some(several.main());
         return Ok(Body::Several(Box::new(several)));
     }
