@@ -175,7 +175,7 @@ const ON_DEVICE: u8 = 0x80;
 const ROOT_BITS: u32 = 16;
 
 /// Set in the root of a reduction when this rank has several buffers, and a rank with one would send
-/// something else.
+/// something else, or what it sends has been combined as the call between the ranks does not say.
 const SEVERAL: u32 = 1 << 31;
 
 /// The most buffers besides the first that there is room for.
@@ -220,6 +220,12 @@ impl Signature {
         Signature { root: self.root | SEVERAL, ..self }
     }
 
+    /// As [`Signature::over_several`], where they have been combined already, from elements of this type and
+    /// by the operator of this number: what is left may be the same for ranks that differ in those.
+    pub fn over_combined(self, dtype: DataType, operator: u8) -> Signature {
+        Signature { dtype, operator, ..self }.over_several()
+    }
+
     /// Whether it is a reduction over several buffers of this rank, as far as that counts.
     fn is_over_several(&self) -> bool {
         self.kind.reduces() && self.root & SEVERAL != 0
@@ -244,7 +250,14 @@ impl Signature {
             return "; the numbers of their buffers differ, and an average needs the same number on all ranks";
         }
         if self.kind.reduces() && *self == (Signature { root: other.root ^ SEVERAL, ..*other }) {
-            return "; one rank has one buffer, another several: their partial results are of different types";
+            return match self.dtype == self.dtype.accumulator() {
+                true => {
+                    "; one rank has one buffer, another several, whose partial results are scaled already"
+                }
+                false => {
+                    "; one rank has one buffer, another several: their partial results are of different types"
+                }
+            };
         }
         ""
     }
@@ -313,7 +326,6 @@ impl std::fmt::Display for Signature {
                     let several = if self.is_over_several() { " over several buffers" } else { "" };
                     write!(f, ", {}{several}", Operator::name_of(self.operator))?;
                 }
-                // GPUs that have combined them are left with a sum.
                 buffers => write!(f, ", average over {buffers} buffers of each rank")?,
             }
         }
@@ -453,5 +465,40 @@ mod tests {
         }
         let Signature { root, count, .. } = several;
         assert_eq!(Signature::decode(several.code(), root, count).unwrap(), several);
+    }
+
+    /// GPUs that have combined them are left with a sum of accumulators.
+    #[test]
+    fn a_sum_of_what_was_combined_says_from_what_and_how() {
+        let sum = Signature {
+            kind: Kind::Allreduce,
+            dtype: DataType::F32,
+            operator: Operator::Sum.number(),
+            algorithm: 0,
+            root: 0,
+            count: 8,
+            device: true,
+        };
+        let rounded = sum.over_combined(DataType::F16, Operator::Sum.number());
+        assert_eq!(rounded.to_string(), "allreduce(8 × float16, sum over several buffers) on device memory");
+        let scaled = sum.over_combined(DataType::F32, Operator::PreMulSum(2.0).number());
+        assert_eq!(
+            scaled.to_string(),
+            "allreduce(8 × float32, premulsum over several buffers) on device memory"
+        );
+        let one = Signature { operator: scaled.operator, ..sum };
+        assert!(one.remark(&scaled).contains("scaled already"));
+        let average = sum.averaging(2).over_combined(DataType::F16, Operator::Average.number());
+        assert_eq!(
+            average.to_string(),
+            "allreduce(8 × float16, average over 2 buffers of each rank) on device memory"
+        );
+        let one = Signature { dtype: DataType::F16, operator: average.operator, ..sum };
+        assert!(one.remark(&average).contains("numbers of their buffers differ"));
+        for (place, one) in [sum, rounded, scaled, average].into_iter().enumerate() {
+            let Signature { root, count, .. } = one;
+            assert_eq!(Signature::decode(one.code(), root, count).unwrap(), one);
+            assert!([sum, rounded, scaled, average][..place].iter().all(|other| *other != one));
+        }
     }
 }

@@ -301,7 +301,7 @@ impl Context {
         // SAFETY: the caller's promise.
         let make = unsafe { self.make(group, &mut checked, by_messages, request.operator, call, buffers) };
         let make = self.or_fail(make)?;
-        let mut signature = checked.signature.averaging(call.averaged);
+        let mut signature = call.compared(checked.signature);
         if sends_no_elements(&checked, buffers) {
             signature = signature.over_several();
         }

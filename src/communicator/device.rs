@@ -375,7 +375,7 @@ fn collective(request: &Request, call: &Call, uniform: &Uniform) -> (Job, Signat
         root: signature.root,
         max_blocks: call.max_blocks,
     };
-    (job, Signature { device: true, ..signature.averaging(call.averaged) })
+    (job, Signature { device: true, ..call.compared(*signature) })
 }
 
 /// A broadcast by stages.

@@ -141,7 +141,7 @@ impl Composed {
             Reducer::new(checked.dtype, operator, group.size())?;
         }
         checked.signature.device = true;
-        let (signature, max_blocks) = (checked.signature.averaging(call.averaged), call.max_blocks);
+        let (signature, max_blocks) = (call.compared(checked.signature), call.max_blocks);
         let (context, group, hosts) = (context.clone(), group.clone(), hosts.clone());
         Ok(Composed { context, group, hosts, caller, max_blocks, checked, signature })
     }

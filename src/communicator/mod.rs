@@ -44,7 +44,9 @@ use crate::cuda::driver::StreamHandle;
 pub use crate::cuda::exchange::Overlap;
 pub use crate::engine::device::HeldMemory;
 pub use crate::engine::operation::Completion;
+use crate::reduce::DataType;
 use crate::rendezvous::store::Store;
+use crate::signature::Signature;
 
 /// How the ranks of a new context find each other.
 pub enum Rendezvous {
@@ -127,4 +129,19 @@ pub struct Call {
     /// Of an average over several buffers of each rank, how many this rank has: the ranks compare that. 0 for
     /// any other call; [`Prepared`] sees to it.
     pub averaged: u32,
+    /// Of a reduction over what this rank has combined already, in another type or by another operator than
+    /// the request's, that type and the operator's number: the ranks compare them in place of the request's.
+    /// `None` for any other call; [`Prepared`] sees to it.
+    pub combined: Option<(DataType, u8)>,
+}
+
+impl Call {
+    /// What the ranks compare of such a call, whose request has this signature.
+    fn compared(&self, signature: Signature) -> Signature {
+        let signature = signature.averaging(self.averaged);
+        match self.combined {
+            Some((dtype, operator)) => signature.over_combined(dtype, operator),
+            None => signature,
+        }
+    }
 }

@@ -140,13 +140,16 @@ impl Prepared {
                     Membership::Solo => None,
                 };
                 // In a group of one nobody else looks. Another's context is its callers' alone.
-                let (alone, patience) = (group.is_none().then(|| self.context.clone()), self.patience());
-                let failure = move |done: bool| match (&work, &alone) {
-                    (Some(work), _) => work.test().and_then(Result::err),
-                    (None, Some(context)) if !done => {
-                        context.failure().or_else(|| patience.expired().then(|| late(context)))
-                    }
-                    (None, _) => None,
+                let alone = group.is_none().then(|| self.context.clone());
+                let (name, patience) = (self.context.name().to_owned(), self.patience());
+                let failure = move |done: bool| {
+                    let failed = match (&work, &alone) {
+                        // The call between the ranks is the main stream's alone. A look calls nothing back.
+                        (Some(work), _) => work.peek()?.err(),
+                        (None, Some(context)) if !done => context.failure(),
+                        (None, _) => None,
+                    };
+                    failed.or_else(|| (!done && patience.expired()).then(|| late(&name)))
                 };
                 let joined = several.join();
                 if let Err(error) = &joined {
@@ -347,7 +350,11 @@ unsafe fn body_of(
         };
         // SAFETY: the caller's promise.
         let several = unsafe { Several::new(devices, &kernels, &parts) }?;
-        *request = several.request().clone();
+        let call_between = several.request();
+        let own = (request.dtype, request.operator.number());
+        let left = (call_between.dtype, call_between.operator.number());
+        call.combined = (own != left).then_some(own);
+        *request = call_between.clone();
         call.stream = Some(several.main());
         return Ok(Body::Several(Box::new(several)));
     }
@@ -359,12 +366,11 @@ unsafe fn body_of(
     Ok(Body::Stream(unsafe { Apart::new(devices, &options) }?))
 }
 
-/// What a run of a group of one ends with whose streams are not through with it at its deadline.
-fn late(context: &Context) -> Error {
+/// What a run ends with whose streams are not through with it at its deadline, in a context of this name.
+fn late(name: &str) -> Error {
     let text = format!(
-        "the streams of an algorithm object of '{}' are not through with its run, and have its pointers in use until then. Raise \
-         timeout_ms, or look at what they were given before",
-        context.name()
+        "the streams of an algorithm object of '{name}' are not through with its run, and have its pointers in use until then. Raise \
+         timeout_ms, or look at what they were given before"
     );
     Error::new(Status::Timeout, text)
 }

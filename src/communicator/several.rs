@@ -166,8 +166,9 @@ impl Several {
                 request.input = accumulators.cast_const();
                 request.output = accumulators;
                 request.dtype = dtype.accumulator();
-                // The others have been applied, or come last. Of an average the ranks compare how many
-                // pointers they have, which the call says: they all divide by their own number.
+                // The others have been applied, or come last. The ranks compare type and operator as they were
+                // ([`Call::combined`]), and of an average how many pointers they have: they all divide by their
+                // own number.
                 if matches!(operator, Operator::Average | Operator::PreMulSum(_)) {
                     request.operator = Operator::Sum;
                 }

@@ -133,7 +133,7 @@ impl Context {
                 // Lists that not every rank knows are exchanged as from host memory; so ranks may differ in
                 // their memory.
                 checked.signature.device = call.survey.on_device && !checked.listed;
-                Ok(calling_collective(options, checked.signature.averaging(options.averaged)))
+                Ok(calling_collective(options, options.compared(checked.signature)))
             }
         }
     }

@@ -145,6 +145,7 @@ impl From<&unisono_call_t> for Call {
             stream: (!call.stream.is_null()).then(|| StreamHandle(call.stream.expose_provenance())),
             on_device: false,
             averaged: 0,
+            combined: None,
         }
     }
 }

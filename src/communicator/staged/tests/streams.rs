@@ -205,6 +205,49 @@ fn an_algorithm_without_streams_has_done_with_its_pointers_when_it_ends() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
+/// The call between the ranks is the first stream's, and ends well; the second does not come to its copy.
+#[test]
+fn a_run_one_of_whose_streams_is_held_up_ends_at_its_deadline() {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        let memory = [0, 1].map(|_| rank.memory(&given(0, 0, 100)));
+        let streams = [rank.stream, rank.double.stream(0)];
+        let is_root = rank.rank == 0;
+        let options = AlgorithmOptions {
+            algorithm: Algorithm::OneToAll as i32,
+            call: Call { timeout: (!is_root).then_some(TIMEOUT), ..Call::default() },
+            ..algorithm(Kind::Broadcast, memory, &streams, 100)
+        };
+        let broadcast = rank.prepare(options);
+        if is_root {
+            let work = broadcast.start().expect("it starts");
+            met.wait();
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        } else {
+            let gate = rank.devices.word(0).expect("a word");
+            // SAFETY: it lives as long as the double.
+            let second = unsafe { Stream::borrow(&rank.devices, 0, streams[1]) }.expect("a stream");
+            second.wait_word(&gate).expect("it waits");
+            met.wait();
+            let start = Instant::now();
+            let work = broadcast.start().expect("it starts");
+            let ended = work.wait(Deadline::after(PATIENCE / 4));
+            let took = start.elapsed();
+            let failure = rank.context.failure();
+            gate.release();
+            let error = ended.expect_err("its second stream is not through with it");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            assert!(error.text().contains("are not through with its run"), "{error}");
+            assert!(took >= TIMEOUT, "{took:?}");
+            assert_eq!(failure, None, "it is this rank's alone");
+        }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 /// Makes calls when its thread ends.
 struct Late {
     rank: Rank,

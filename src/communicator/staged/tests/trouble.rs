@@ -300,6 +300,56 @@ fn ranks_that_differ_in_the_number_of_buffers_that_they_average_over_are_told() 
     }
 }
 
+/// A type, an operator, and how many pointers of it an algorithm object combines.
+type Combined = (DataType, Operator, usize);
+
+/// How runs of such objects end, one of either rank.
+fn run_combined(objects: [Combined; 2]) -> Vec<Result<()>> {
+    ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.double.load_modules();
+        let (dtype, operator, pointers) = objects[rank.rank as usize];
+        let memory = [0, 1].map(|_| rank.memory(&[0; LEN]));
+        let mut options =
+            AlgorithmOptions { dtype, operator, ..algorithm(Kind::Allreduce, memory, &[], LEN) };
+        options.buffers.truncate(pointers);
+        rank.prepare(options).run()
+    })
+}
+
+/// They are left with accumulators of one type, and a sum of them.
+#[test]
+fn ranks_that_have_combined_other_types_or_by_other_operators_are_told() {
+    let [half, brain, float] =
+        [DataType::F16, DataType::Bf16, DataType::F32].map(|dtype| (dtype, Operator::Sum, 2));
+    let scaled = (DataType::F32, Operator::PreMulSum(2.0), 2);
+    let average = |dtype| (dtype, Operator::Average, 2);
+    let several = "over several buffers";
+    let cases = [
+        ([half, brain], [format!("float16, sum {several}"), format!("bfloat16, sum {several}")]),
+        ([half, float], [format!("float16, sum {several}"), "float32, sum)".into()]),
+        ([half, (float.0, float.1, 1)], [format!("float16, sum {several}"), "float32, sum)".into()]),
+        ([scaled, float], [format!("premulsum {several}"), "float32, sum)".into()]),
+        ([scaled, (float.0, float.1, 1)], [format!("premulsum {several}"), "float32, sum)".into()]),
+        ([scaled, (scaled.0, scaled.1, 1)], [format!("premulsum {several}"), "scaled already".into()]),
+        (
+            [average(DataType::F16), average(DataType::Bf16)],
+            [" float16, average", "bfloat16, average"].map(str::to_owned),
+        ),
+    ];
+    for (objects, words) in cases {
+        for result in run_combined(objects) {
+            let error = result.expect_err("they differ");
+            assert_eq!(error.status(), Status::Mismatch, "{error}");
+            assert!(words.iter().all(|words| error.text().contains(words)), "{error}");
+        }
+    }
+    // Scalars are each rank's own, and accumulators of whole floats are elements.
+    let other = (DataType::F32, Operator::PreMulSum(3.0), 2);
+    for objects in [[half; 2], [scaled, other], [float, (float.0, float.1, 1)], [average(DataType::F16); 2]] {
+        assert_eq!(run_combined(objects), [Ok(()), Ok(())], "{objects:?}");
+    }
+}
+
 #[test]
 fn wrong_memory_and_wrong_streams_are_named() {
     ranks(2, "shm", Order::Eager, |rank| {
