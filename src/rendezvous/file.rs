@@ -52,6 +52,11 @@ impl FileStore {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|cause| {
             Error::system(format!("cannot create the directory {}", directory.display()), cause)
         })?;
+        FileStore::at(directory)
+    }
+
+    /// The store in `directory`, which somebody has created; if it is gone, it stays so.
+    pub(super) fn at(directory: PathBuf) -> Result<FileStore> {
         // The same one wherever the process goes.
         let directory = std::path::absolute(&directory)
             .map_err(|cause| Error::system(format!("cannot find {}", directory.display()), cause))?;

@@ -4,7 +4,8 @@
 //! begins a run: it makes a new subdirectory of a random name, writes that name into a file, locks the file
 //! and renames it to `leader`. The kernel ends the lock with the process, however it ends. The other ranks
 //! believe a `leader` only while it is locked, and take a seat in its run by creating a file; where the seat
-//! of their rank is taken, the run is an older one that is just ending, and they wait for the next. Rank 0
+//! of their rank is taken, the run is an older one that is just ending, and they wait for the next. Its seats
+//! stay taken for as long as they find it: a run's directory gets another name before it is removed. Rank 0
 //! keeps a run whose meeting has failed, and marks it: who waited for a run to begin joins it also when rank
 //! 0 has ended since, and finds there what went wrong.
 
@@ -78,7 +79,7 @@ pub(super) fn follow(base: &Path, rank: usize, deadline: Deadline) -> Result<Fil
     let mut was_taken = false;
     loop {
         match seat(base, rank, before.as_deref()).map_err(refused)? {
-            Seat::Ours(run) => return FileStore::open(run),
+            Seat::Ours(run) => return FileStore::at(run),
             Seat::Taken => was_taken = true,
             Seat::None => {}
         }
@@ -161,7 +162,7 @@ impl Drop for Leader {
         if fs::read(self.base.join(LEADER)).is_ok_and(|name| name == self.name.as_bytes()) {
             let _ = withdraw(&self.base, &self.name);
         }
-        let _ = fs::remove_dir_all(self.base.join(&self.name));
+        remove(&self.base, &self.name);
         // Fails while there is anything else in it, as it should.
         let _ = fs::remove_dir(&self.base);
     }
@@ -184,9 +185,28 @@ fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
     fs::rename(&new, base.join(LEADER))?;
     if let Some((old, false)) = old {
         // Its rank 0 was killed and could not tidy up.
-        let _ = fs::remove_dir_all(base.join(old));
+        remove(base, &old);
     }
     Ok(lock)
+}
+
+/// Removes the directory of the run `name`. Ranks that have read that name may be about to take their seats,
+/// and none is to become free where they look.
+fn remove(base: &Path, name: &str) {
+    remove_by(base, name, |directory| fs::remove_dir_all(directory));
+}
+
+/// [`remove`], where `delete` deletes the directory that it is given.
+fn remove_by(base: &Path, name: &str, delete: impl FnOnce(&Path) -> io::Result<()>) {
+    let over = over(base, name);
+    if fs::rename(base.join(name), &over).is_ok() {
+        let _ = delete(&over);
+    }
+}
+
+/// What a run's directory becomes when it is about to be removed: no rank looks there.
+fn over(base: &Path, name: &str) -> PathBuf {
+    base.join(format!(".{name}-over"))
 }
 
 /// What becomes `leader` when it is complete.
@@ -242,18 +262,39 @@ enum Seat {
 /// it was there `before` we came.
 fn seat(base: &Path, rank: usize, before: Option<&str>) -> io::Result<Seat> {
     let Some((name, is_led)) = believed(base)? else { return Ok(Seat::None) };
-    let run = base.join(&name);
-    if !is_led && (before == Some(&name) || !run.join(FAILED).exists()) {
+    if !is_led && (before == Some(&name) || !base.join(&name).join(FAILED).exists()) {
         return Ok(Seat::None);
     }
-    match File::options().create_new(true).write(true).mode(0o600).open(run.join(format!(".seat-{rank}"))) {
-        Ok(_) => Ok(Seat::Ours(run)),
+    take(base, &name, is_led, rank)
+}
+
+/// Takes our seat in the run `name`.
+fn take(base: &Path, name: &str, is_led: bool, rank: usize) -> io::Result<Seat> {
+    let run = base.join(name);
+    let seat = run.join(format!(".seat-{rank}"));
+    match File::options().create_new(true).write(true).mode(0o600).open(&seat) {
+        Ok(_) if is_found(base, &seat)? => Ok(Seat::Ours(run)),
+        Ok(_) => {
+            // Who removes the run may have come past our seat already.
+            let _ = fs::remove_dir_all(over(base, name));
+            let _ = fs::remove_dir(base);
+            Ok(Seat::None)
+        }
         Err(cause) if cause.kind() == ErrorKind::AlreadyExists && is_led => Ok(Seat::Taken),
         Err(cause) if matches!(cause.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {
             Ok(Seat::None)
         }
         Err(cause) => Err(cause),
     }
+}
+
+/// Whether a seat that we have taken is where others look for it. Its run may have got its other name while
+/// the file was made, which then is in a directory that is being removed: perhaps in the place of an older one
+/// of our rank.
+fn is_found(base: &Path, seat: &Path) -> io::Result<bool> {
+    // As in `FileStore::get`, against a remembered name of the run.
+    let _ = File::open(base);
+    seat.try_exists()
 }
 
 #[cfg(test)]
@@ -349,6 +390,44 @@ mod tests {
             drop(ending);
             assert_eq!(follow(scratch.path(), 2, soon()).unwrap().directory(), second.directory());
         });
+    }
+
+    #[test]
+    fn a_seat_does_not_become_free_while_its_run_is_removed() {
+        let scratch = Scratch::new();
+        let (_store, leader) = lead(scratch.path()).unwrap();
+        // Rank 1 comes again, and has read the run's name just before that was withdrawn.
+        let seat = || take(scratch.path(), &leader.name, true, 1).unwrap();
+        assert!(matches!(seat(), Seat::Ours(_)));
+        let mut again = None;
+        remove_by(scratch.path(), &leader.name, |directory| {
+            // As `remove_dir_all` does: what is in it goes first.
+            fs::remove_file(directory.join(".seat-1"))?;
+            again = Some(seat());
+            fs::remove_dir_all(directory)
+        });
+        assert!(matches!(again, Some(Seat::None)), "a seat in a run that is over");
+        let names = fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), [LEADER]);
+    }
+
+    #[test]
+    fn a_seat_in_a_directory_that_has_its_other_name_is_none() {
+        let scratch = Scratch::new();
+        let (_store, leader) = lead(scratch.path()).unwrap();
+        let Seat::Ours(run) = take(scratch.path(), &leader.name, true, 1).unwrap() else {
+            panic!("it is free");
+        };
+        let seat = run.join(".seat-1");
+        assert!(is_found(scratch.path(), &seat).unwrap());
+        // As if the run had got its other name after its path was looked up.
+        let over = over(scratch.path(), &leader.name);
+        fs::rename(&run, &over).unwrap();
+        assert!(over.join(".seat-1").exists());
+        assert!(!is_found(scratch.path(), &seat).unwrap());
+        // Who has looked before that must not make the run again, which others would find.
+        FileStore::at(run.clone()).unwrap();
+        assert!(!run.exists());
     }
 
     #[test]
