@@ -362,9 +362,15 @@ mod tests {
         let old = fail();
         thread::scope(|scope| {
             let other = scope.spawn(|| follow(scratch.path(), 1, soon()).unwrap());
-            thread::sleep(Duration::from_millis(50));
-            let new = fail();
-            assert_eq!(other.join().unwrap().directory(), new.directory());
+            // Until it has begun to wait before one of them.
+            let mut new = Vec::new();
+            while !other.is_finished() {
+                thread::sleep(Duration::from_millis(50));
+                new.push(fail());
+                thread::sleep(Duration::from_millis(200));
+            }
+            let joined = other.join().unwrap();
+            assert!(new.iter().any(|store| store.directory() == joined.directory()));
         });
         assert!(!old.directory().exists());
         // To who comes later it is an old one.
