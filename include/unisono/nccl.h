@@ -339,8 +339,8 @@ void pncclResetDebugInit(void);
 /// have failed it serves for a minute or more, so that ranks that come late are told why, but no more than
 /// the last eight. It listens on the interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one
 /// that the library chooses. With NCCL_COMM_ID set to a place of rank 0's host (10.0.0.1:5000) every rank
-/// makes the same id, and rank 0 serves the meeting there as it joins, until its process ends; then the ranks
-/// of one communicator at a time can meet.
+/// makes the same id, and rank 0 serves the meeting there as it joins, until its process ends, unless another
+/// process that was rank 0 before still does; then the ranks of one communicator at a time can meet.
 ncclResult_t ncclGetUniqueId(struct ncclUniqueId *uniqueId);
 ncclResult_t pncclGetUniqueId(struct ncclUniqueId *uniqueId);
 

@@ -4,6 +4,7 @@ mod making;
 mod suspended;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,6 +19,8 @@ use unisono::sys::fork;
 
 use self::making::Children;
 pub(crate) use self::making::Making;
+pub(crate) use self::waits::Wait;
+use self::waits::Waits;
 use crate::abi::ncclComm_t;
 use crate::config::Config;
 use crate::engine;
@@ -107,6 +110,8 @@ pub(crate) struct Communicator {
     invitation: Mutex<Option<Invitation>>,
     /// What was started on each stream last, and what the host has a part in.
     started: Mutex<Vec<(usize, Work)>>,
+    /// Calls in host memory, which are not among that.
+    waits: Waits,
     /// The first failure among that: a message's is not the group's.
     lost: OnceLock<Error>,
     /// A group of this rank alone, for what it sends to itself.
@@ -230,6 +235,7 @@ impl Communicator {
             children: Arc::default(),
             invitation: Mutex::default(),
             started: Mutex::default(),
+            waits: Waits::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
             meeting: Mutex::default(),
@@ -529,6 +535,11 @@ impl Communicator {
         started.extend(works.map(|work| (stream, work)));
     }
 
+    /// The calling thread waits in a call until that is dropped: whoever ends the communicator waits for it.
+    pub(crate) fn begin_wait(&self) -> Wait<'_> {
+        self.waits.begin()
+    }
+
     /// Whether a work has ended.
     fn has_ended(&self, work: &Work) -> bool {
         self.is_ended(work.test())
@@ -545,7 +556,7 @@ impl Communicator {
     /// Whether everything that was started has ended, also what others need of this rank to set up their
     /// children.
     pub(crate) fn idle(&self) -> bool {
-        if !self.order.is_idle() {
+        if !self.order.is_idle() || !self.waits.are_over() {
             return false;
         }
         let mut started = self.started();
@@ -571,6 +582,9 @@ impl Communicator {
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody
         // aborts.
         let mut results: Vec<_> = started.iter().map(|work| work.wait(deadline).map(drop)).collect();
+        if !self.waits.drain(deadline) {
+            results.push(Err(Error::new(Status::Timeout, "a call on the communicator is still under way")));
+        }
         self.started().retain(|(_, work)| !self.has_ended(work));
         if let Ok(context) = self.group() {
             results.push(context.settle(deadline));

@@ -2,8 +2,9 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
-use unisono::communicator::{Options, Rendezvous};
+use unisono::communicator::{Context, Options, Rendezvous};
 use unisono::engine::bootstrap::MAX_RANKS;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::id::served;
@@ -259,17 +260,18 @@ unsafe fn from_ids(
     let config = unsafe { Config::parse(config, &Config::unset()) }?;
     let ids = ids.iter().map(unique_id::bytes).collect::<Result<Vec<_>>>()?;
     let [meeting, ..] = ids[..] else { fail!(InvalidArgument, "there is no unique id") };
-    let here = Place::here()?;
-    let mut options = options(rank, size, Rendezvous::Id(meeting), "world")?;
-    if rank == 0 {
-        unique_id::serve_place(&meeting)?;
-    }
+    let of_place = unique_id::is_of_place(&meeting);
+    let name = match of_place {
+        // Other communicators meet there, too.
+        Ok(true) => format!("world of {size}"),
+        _ => "world".into(),
+    };
+    // Also where something else is wrong: the others are to hear it there.
+    let served = if rank == 0 { unique_id::serve_place(&meeting) } else { of_place.map(drop) };
+    let here = served.and_then(|()| Place::here());
+    let (options, here) = set_out(bare(rank, size, Rendezvous::Id(meeting), &name), here)?;
     let servers = ids.iter().filter_map(served::server).collect();
     let communicator = Communicator::new(here, config, servers);
-    if unique_id::is_of_place(&meeting)? {
-        // Other communicators meet there, too.
-        options.name = format!("world of {size}");
-    }
     // SAFETY: this function's contract; not NULL.
     group::join(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
 }
@@ -294,17 +296,40 @@ pub(crate) fn size(name: &str, given: c_int) -> Result<u32> {
 }
 
 /// How a rank of a new group meets the others, by that name.
-pub(crate) fn options(rank: u32, size: u32, rendezvous: Rendezvous, name: &str) -> Result<Options> {
-    Ok(Options {
+fn options(rank: u32, size: u32, rendezvous: Rendezvous, name: &str) -> Result<Options> {
+    let (timeout, interface, host) = environment()?;
+    Ok(Options { timeout, interface, host, ..bare(rank, size, rendezvous, name) })
+}
+
+/// The same, whatever the environment says.
+pub(crate) fn bare(rank: u32, size: u32, rendezvous: Rendezvous, name: &str) -> Options {
+    Options {
         rank,
         size,
         rendezvous,
         name: name.into(),
-        timeout: meeting_timeout()?,
-        interface: unique_id::interface()?,
+        timeout: Duration::MAX,
+        interface: None,
         transports: None,
-        host: host()?,
-    })
+        host: None,
+    }
+}
+
+/// How long to wait, the interface and the host.
+fn environment() -> Result<(Duration, Option<String>, Option<String>)> {
+    Ok((meeting_timeout()?, unique_id::interface()?, host()?))
+}
+
+/// How this rank meets others by an id, as the environment says, and `rest`, what else it needs for that. What
+/// is wrong there no other try mends: those who wait for it are to hear it.
+pub(crate) fn set_out<T>(bare: Options, rest: Result<T>) -> Result<(Options, T)> {
+    match rest.and_then(|rest| Ok((environment()?, rest))) {
+        Ok(((timeout, interface, host), rest)) => Ok((Options { timeout, interface, host, ..bare }, rest)),
+        Err(why) => {
+            Context::decline(&bare, why.clone());
+            Err(why)
+        }
+    }
 }
 
 /// What tells this host from others, as NCCL's settings have it: `None` leaves it to the library, which has
@@ -341,14 +366,15 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::process::Command;
     use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
-    use unisono::communicator::Context;
+    use unisono::rendezvous::id::UniqueId;
 
     use super::*;
     use crate::communicator::COMMUNICATORS;
     use crate::end::ncclCommDestroy;
     use crate::error::{SUCCESS, ncclGetLastError};
+    use crate::grow::ncclCommGrow;
 
     /// In a process of its own, which has such a name.
     #[test]
@@ -367,6 +393,73 @@ mod tests {
             .output()
             .expect("it runs");
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+    }
+
+    /// Joins as rank 1, in a process of its own, by the id that the environment has.
+    fn joins_in_vain(grows: bool) {
+        let id: UniqueId = std::env::var(ID).expect("an id").parse().expect("it is one");
+        let (id, mut comm) = (unique_id::from_bytes(id.to_bytes()), std::ptr::null_mut());
+        // SAFETY: live memory.
+        let answer = unsafe {
+            match grows {
+                false => ncclCommInitRank(&raw mut comm, 2, id, 1),
+                true => ncclCommGrow(comm, 2, &raw const id, 1, &raw mut comm, std::ptr::null_mut()),
+            }
+        };
+        assert!(answer != SUCCESS && comm.is_null());
+    }
+
+    const ID: &str = "UNISONO_TEST_ID";
+
+    /// What is wrong with the environment or the host of a rank keeps the others from going on, too.
+    #[test]
+    fn who_waits_for_a_rank_whose_environment_is_wrong_hears_that() {
+        const GROWS: &str = "UNISONO_TEST_GROWS";
+        const PATIENCE: Duration = Duration::from_secs(60);
+        if std::env::var_os(ID).is_some() {
+            return joins_in_vain(std::env::var_os(GROWS).is_some());
+        }
+        let wrong = [
+            ("NCCL_SOCKET_IFNAME", "nosuch", "NCCL_SOCKET_IFNAME=nosuch fits no interface"),
+            ("UNISONO_NCCL_MEETING_TIMEOUT", "soon", "UNISONO_NCCL_MEETING_TIMEOUT"),
+            // Without a driver, or without a device that it could use.
+            ("CUDA_VISIBLE_DEVICES", "", "no GPU can be used"),
+        ];
+        for (grows, (name, value, part)) in
+            [false, true].into_iter().flat_map(|grows| wrong.map(|one| (grows, one)))
+        {
+            let id = served::create(Some("127.0.0.1")).expect("an id");
+            let rendezvous = if grows { Rendezvous::Invitation(id) } else { Rendezvous::Id(id) };
+            let options = Options {
+                timeout: PATIENCE,
+                interface: Some("127.0.0.1".into()),
+                transports: Some("shm".into()),
+                ..bare(0, 2, rendezvous, if grows { "grown" } else { "world" })
+            };
+            let since = Instant::now();
+            let waits = thread::spawn(|| Context::create(options).map(drop));
+            let mut joins = Command::new(std::env::current_exe().expect("this program"));
+            joins.args([
+                "--exact",
+                "create::tests::who_waits_for_a_rank_whose_environment_is_wrong_hears_that",
+            ]);
+            joins.env(ID, UniqueId::parse(&id).expect("an id").to_hex());
+            for unset in ["UNISONO_INTERFACE", "UNISONO_NCCL_HOST", "NCCL_COMM_ID"] {
+                joins.env_remove(unset);
+            }
+            if name != "CUDA_VISIBLE_DEVICES" {
+                joins.env("UNISONO_NCCL_HOST", "1");
+            }
+            if grows {
+                joins.env(GROWS, "1");
+            }
+            let ended = joins.env(name, value).output().expect("it runs");
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+            let error = waits.join().expect("no panic").expect_err("rank 1 does not come");
+            assert!(error.text().contains("rank 1 of 2") && error.text().contains(part), "{error}");
+            assert!(since.elapsed() < PATIENCE / 2, "{error}");
+            served::release(&id);
+        }
     }
 
     /// Leaves rank 2 of `parent` out. What comes of it, with the text.

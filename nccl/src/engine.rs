@@ -24,7 +24,7 @@ use unisono::deadline::Deadline;
 use unisono::reduce::{DataType, Operator};
 
 pub(crate) use self::calls::Calls;
-use crate::communicator::{Communicator, operation_timeout};
+use crate::communicator::{Communicator, Wait, operation_timeout};
 use crate::error::{Error, Result, fail};
 use crate::operator;
 use crate::place::{Place, devices};
@@ -147,8 +147,11 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
     launch.resolve()?;
     let call = launch.call();
     match communicator.place {
-        // SAFETY: the client's promise: the buffers are valid until the call is complete.
-        Place::Host(_) => unsafe { context.run(&launch.request, &call) }.map(drop),
+        Place::Host(_) => {
+            let _wait = communicator.begin_wait();
+            // SAFETY: the client's promise: the buffers are valid until the call is complete.
+            unsafe { context.run(&launch.request, &call) }.map(drop)
+        }
         Place::Device(_) => {
             let current = Current::of(&launch)?;
             let _entered = current.as_ref().map(Current::enter).transpose()?;
@@ -180,6 +183,9 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     calls.resolve(&mut note);
     calls.order();
     let launches = std::mem::take(&mut calls.others);
+    let in_host_memory = |launch: &&Launch| matches!(launch.communicator.place, Place::Host(_));
+    let _waits: Vec<Wait<'_>> =
+        launches.iter().filter(in_host_memory).map(|launch| launch.communicator.begin_wait()).collect();
     let begun = begin_by_place(&launches, &mut note);
     for copy in &copies {
         if let Err(error) = copy.start() {

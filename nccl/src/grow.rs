@@ -8,7 +8,7 @@ use unisono::rendezvous::id::{ID_BYTES, served};
 use crate::abi::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 use crate::communicator::{self, Communicator};
 use crate::config::Config;
-use crate::create::{none, options, size};
+use crate::create::{bare, none, set_out, size};
 use crate::error::{Result, SUCCESS, fail, guard, out};
 use crate::group::{self, in_group};
 use crate::place::Place;
@@ -152,8 +152,8 @@ unsafe fn joining(
     };
     // SAFETY: this function's contract.
     let config = unsafe { Config::parse(config, &Config::unset()) }?;
-    let options = options(rank, size, Rendezvous::Invitation(id), MEETING)?;
-    let communicator = Communicator::new(Place::here()?, config, served::server(&id).into_iter().collect());
+    let (options, here) = set_out(bare(rank, size, Rendezvous::Invitation(id), MEETING), Place::here())?;
+    let communicator = Communicator::new(here, config, served::server(&id).into_iter().collect());
     // SAFETY: this function's contract.
     Ok(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
 }
@@ -214,9 +214,10 @@ impl Growth {
             let all: Vec<Told> = all.iter().map(Told::from_words).collect();
             agreed(context.name(), &all)
         });
-        let meeting = |id| options(context.rank(), self.size, Rendezvous::Invitation(id), MEETING);
+        let meeting = |id| bare(context.rank(), self.size, Rendezvous::Invitation(id), MEETING);
         match agreed {
-            Ok(id) => Ok((meeting(id)?, own)),
+            // An id is served until those who join have been told.
+            Ok(id) => set_out(meeting(id), Ok(())).map(|(options, ())| (options, own)),
             Err(error) => {
                 // Those that join may have either, also one that serves no more for growing, or never has.
                 // This process keeps it meanwhile.
@@ -224,7 +225,7 @@ impl Growth {
                 for (id, _server) in
                     made.into_iter().chain(other).filter_map(|id| Some((id, served::server(&id)?)))
                 {
-                    Context::decline(&meeting(id)?, error.clone());
+                    Context::decline(&meeting(id), error.clone());
                 }
                 Err(error)
             }
@@ -315,6 +316,9 @@ fn agreed(parent: &str, all: &[Told]) -> Result<[u8; ID_BYTES]> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::error::IN_PROGRESS;
 
@@ -350,6 +354,47 @@ mod tests {
         assert!(served::server(&id).is_none());
         drop(turn);
         assert_eq!(crate::end::ncclCommAbort(comm), SUCCESS);
+    }
+
+    /// In a process of its own, which has it in its environment.
+    #[test]
+    fn who_joins_hears_that_the_environment_of_a_rank_that_grows_is_wrong() {
+        const IS_THERE: &str = "UNISONO_TEST_GROWS_IN_VAIN";
+        const PATIENCE: Duration = Duration::from_secs(60);
+        const PART: &str = "NCCL_SOCKET_IFNAME=nosuch fits no interface";
+        if std::env::var_os(IS_THERE).is_none() {
+            let ended = Command::new(std::env::current_exe().expect("this program"))
+                .args([
+                    "--exact",
+                    "grow::tests::who_joins_hears_that_the_environment_of_a_rank_that_grows_is_wrong",
+                ])
+                .env(IS_THERE, "1")
+                .env("NCCL_SOCKET_IFNAME", "nosuch")
+                .env_remove("UNISONO_INTERFACE")
+                .output()
+                .expect("it runs");
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+            return;
+        }
+        let parent = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+        parent.meet(|_| Communicator::alone(&parent).cloned().map(Some));
+        let id = served::create(Some("127.0.0.1")).expect("an id");
+        // As the communicator that is to be made has it.
+        let _server = served::server(&id);
+        let options = Options {
+            timeout: PATIENCE,
+            interface: Some("127.0.0.1".into()),
+            transports: Some("shm".into()),
+            ..bare(1, 2, Rendezvous::Invitation(id), MEETING)
+        };
+        let since = Instant::now();
+        let joins = std::thread::spawn(|| Context::create(options).map(drop));
+        let growth = Growth { size: 2, id: None, own: Some(Invitation { id }) };
+        let grows = growth.agree(&parent).map(drop);
+        for error in [grows, joins.join().expect("no panic")].map(|ended| ended.expect_err("it is wrong")) {
+            assert!(error.text().contains(PART), "{error}");
+        }
+        assert!(since.elapsed() < PATIENCE / 2);
     }
 
     fn told(id: u8, is_own: bool) -> Told {

@@ -1,11 +1,11 @@
 //! Reduction operators: the five of NCCL, and those that clients make.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use unisono::reduce::{DataType, Operator};
+use unisono::sys::global::Global;
 
 use crate::abi::{ncclComm_t, ncclDataType_t, ncclRedOp, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t};
 use crate::collective::datatype;
@@ -17,9 +17,19 @@ use crate::place::Place;
 #[derive(Default)]
 pub(crate) struct Operators(Mutex<HashMap<ncclRedOp_t, PreMulSum>>);
 
-/// The number of the next operator, of whichever communicator: none takes another's for its own. Numbers are
-/// never used again.
-static NEXT: AtomicU32 = AtomicU32::new(ncclRedOp::ncclNumOps as u32);
+/// Of whichever communicator: none takes another's operator for its own.
+static NUMBERS: Global<Numbers> = Global::new(Numbers { next: FIRST, live: BTreeSet::new() });
+
+/// The numbers that operators have.
+struct Numbers {
+    /// Behind the one that was given out last: what has been destroyed is mistaken for another as late as can
+    /// be.
+    next: ncclRedOp_t,
+    live: BTreeSet<ncclRedOp_t>,
+}
+
+const FIRST: ncclRedOp_t = ncclRedOp::ncclNumOps as ncclRedOp_t;
+const LAST: ncclRedOp_t = ncclRedOp::ncclMaxRedOp as ncclRedOp_t;
 
 /// Multiplies this rank's input before it is summed.
 #[derive(Clone, Copy)]
@@ -70,7 +80,7 @@ impl Operators {
     }
 
     fn add(&self, operator: PreMulSum) -> Result<ncclRedOp_t> {
-        let number = draw(&NEXT)?;
+        let number = NUMBERS.write().draw()?;
         self.lock().insert(number, operator);
         Ok(number)
     }
@@ -80,14 +90,28 @@ impl Operators {
     }
 }
 
-/// The next number, which nobody else has had.
-fn draw(next: &AtomicU32) -> Result<ncclRedOp_t> {
-    const LAST: u32 = ncclRedOp::ncclMaxRedOp as u32;
-    let step = |number: u32| (number <= LAST).then(|| number + 1);
-    match next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) {
-        Ok(number) => Ok(number as ncclRedOp_t),
-        Err(_) => {
-            fail!(InvalidUsage, "this process has made operators up to {LAST}: there are no more numbers")
+impl Drop for Operators {
+    /// Whoever destroys a communicator need not destroy its operators.
+    fn drop(&mut self) {
+        let live = std::mem::take(&mut *self.lock());
+        if !live.is_empty() {
+            NUMBERS.write().live.retain(|number| !live.contains_key(number));
+        }
+    }
+}
+
+impl Numbers {
+    /// One that no operator has. Behind the largest they begin anew.
+    fn draw(&mut self) -> Result<ncclRedOp_t> {
+        if self.live.len() > (LAST - FIRST) as usize {
+            fail!(InvalidUsage, "this process has operators of all numbers up to {LAST}: destroy some");
+        }
+        loop {
+            let number = self.next;
+            self.next = if number == LAST { FIRST } else { number + 1 };
+            if self.live.insert(number) {
+                return Ok(number);
+            }
         }
     }
 }
@@ -137,11 +161,15 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
 pub extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
         let communicator = communicator::find(comm)?;
-        if (0..ncclRedOp::ncclNumOps as ncclRedOp_t).contains(&op) {
+        if (0..FIRST).contains(&op) {
             fail!(InvalidArgument, "op {op} is one of NCCL's own and cannot be destroyed");
         }
-        match communicator.operators.lock().remove(&op) {
-            Some(_) => Ok(SUCCESS),
+        let destroyed = communicator.operators.lock().remove(&op);
+        match destroyed {
+            Some(_) => {
+                NUMBERS.write().live.remove(&op);
+                Ok(SUCCESS)
+            }
             None => {
                 fail!(InvalidArgument, "op {op} is no operator of this communicator, or was destroyed before")
             }
@@ -199,7 +227,9 @@ fn small_float(bits: u64, exponent: u32, mantissa: u32, infinity: bool) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Status;
+    use crate::communicator::Communicator;
+    use crate::config::Config;
+    use crate::error::{Status, result};
 
     #[test]
     fn operators_of_different_communicators_have_different_numbers() {
@@ -210,7 +240,7 @@ mod tests {
             (operators, number)
         });
         for (operators, own, others) in [(&one.0, one.1, other.1), (&other.0, other.1, one.1)] {
-            assert!(own >= ncclRedOp::ncclNumOps as ncclRedOp_t);
+            assert!(own >= FIRST);
             assert!(operators.resolve(own, DataType::F32).is_ok());
             let error = operators.resolve(others, DataType::F32).unwrap_err();
             assert!(error.text().contains("is unknown"), "{error}");
@@ -218,12 +248,32 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_operators_end_at_the_largest() {
-        let next = AtomicU32::new(i32::MAX as u32 - 1);
-        assert_eq!([draw(&next), draw(&next)], [Ok(i32::MAX - 1), Ok(i32::MAX)]);
-        for _ in 0..2 {
-            assert_eq!(draw(&next).unwrap_err().status(), Status::InvalidUsage);
-        }
+    fn numbers_of_operators_begin_anew_behind_the_largest() {
+        let mut numbers = Numbers { next: LAST, live: BTreeSet::from([FIRST + 1]) };
+        let drawn = std::array::from_fn(|_| numbers.draw());
+        assert_eq!(drawn, [Ok(LAST), Ok(FIRST), Ok(FIRST + 2)]);
+        // It is free again, but others come first.
+        numbers.live.remove(&FIRST);
+        assert_eq!(numbers.draw(), Ok(FIRST + 3));
+    }
+
+    #[test]
+    fn numbers_of_operators_that_have_gone_are_free() {
+        let operator = PreMulSum { dtype: DataType::F32, factor: Factor::Value(2.0) };
+        let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+        let (one, other) =
+            (communicator.operators.add(operator).unwrap(), communicator.operators.add(operator).unwrap());
+        let lives = |number| NUMBERS.read().live.contains(&number);
+        assert!(lives(one) && lives(other));
+        let comm = communicator.give_handle();
+        assert_eq!(
+            [ncclRedOpDestroy(one, comm), ncclRedOpDestroy(one, comm)],
+            [SUCCESS, result(Status::InvalidArgument)]
+        );
+        assert!(!lives(one) && lives(other));
+        drop(communicator);
+        assert_eq!(crate::end::ncclCommAbort(comm), SUCCESS);
+        assert!(!lives(other));
     }
 
     #[test]

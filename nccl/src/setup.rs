@@ -291,31 +291,46 @@ pub(crate) struct Sharing {
     pub(crate) share: Box<dyn FnOnce() -> Result<()> + Send>,
 }
 
+impl Sharing {
+    /// Sets it up on this thread, when its turn comes.
+    fn set_up(self, turn: Turn) -> Result<()> {
+        turn.wait();
+        caught(self.share).map_err(of_setup)
+    }
+}
+
 /// Sets that up.
 pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
     share_by(sharings, |share| process::spawn("unisono-share", share))
 }
 
-/// The same, with threads that `spawn` starts. If it cannot, none begins: the others would wait for the one
-/// that has no thread.
+/// The same, with threads that `spawn` starts. The last one needs none of its own. If another one has none,
+/// none begins: the others would wait for the one that has no thread.
 fn share_by(
     sharings: Vec<Sharing>,
     spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
 ) -> Result<()> {
     let turns: Vec<Turn> = sharings.iter().map(|sharing| sharing.communicator.order().take()).collect();
-    let mut threads = Vec::with_capacity(sharings.len());
-    for (turn, sharing) in turns.into_iter().zip(sharings) {
+    let count = sharings.len();
+    let mut threads = Vec::with_capacity(count);
+    let mut own = None;
+    for (index, (turn, sharing)) in turns.into_iter().zip(sharings).enumerate() {
         let (begin, begins) = mpsc::channel::<()>();
         let (end, ends) = mpsc::channel();
-        let share = move || {
-            if begins.recv().is_ok() {
-                turn.wait();
+        let share = Arc::new(Mutex::new(Some((turn, sharing))));
+        let take = |share: &Mutex<Option<_>>| share.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = share.clone();
+        let started = spawn(Box::new(move || {
+            if begins.recv().is_ok()
+                && let Some((turn, sharing)) = take(&taken)
+            {
                 // Who began it waits for that.
-                let _ = end.send(caught(sharing.share).map_err(of_setup));
+                let _ = end.send(sharing.set_up(turn));
             }
-        };
-        match spawn(Box::new(share)) {
+        }));
+        match started {
             Ok(thread) => threads.push((begin, ends, thread)),
+            Err(_) if index + 1 == count => own = take(&share),
             Err(cause) => {
                 for (begin, _, thread) in threads {
                     drop(begin);
@@ -333,6 +348,7 @@ fn share_by(
         // Every thread is there: each may begin.
         let _ = begin.send(());
     }
+    let own = own.map_or(Ok(()), |(turn, sharing)| sharing.set_up(turn));
     let all = threads.into_iter().map(|(_, ends, thread)| {
         let end = ends.recv().unwrap_or_else(|_| {
             Err(Error::new(Status::Internal, "a thread ended before it had set up a window or a suspension"))
@@ -341,7 +357,7 @@ fn share_by(
         let _ = thread.join();
         end
     });
-    all.fold(Ok(()), Result::and)
+    all.fold(Ok(()), Result::and).and(own)
 }
 
 #[cfg(test)]
@@ -596,7 +612,7 @@ mod tests {
         let count = Cell::new(0);
         let error = share_by(sharings.into(), |share| {
             count.set(count.get() + 1);
-            if count.get() == 3 {
+            if count.get() == 2 {
                 Err(io::ErrorKind::WouldBlock.into())
             } else {
                 process::spawn("shares", share)
@@ -604,7 +620,35 @@ mod tests {
         })
         .unwrap_err();
         assert_eq!(error.status(), Status::System, "{error}");
-        assert_eq!((begun.load(Ordering::Relaxed), count.get()), (0, 3));
+        assert_eq!((begun.load(Ordering::Relaxed), count.get()), (0, 2));
+    }
+
+    /// The other ranks would wait for it.
+    #[test]
+    fn the_last_window_is_shared_also_where_there_is_no_thread() {
+        for threads in 0..2 {
+            // Over one communicator: the last one waits for its turn.
+            let (communicator, shared) = (communicator(true), Arc::new(AtomicU32::new(0)));
+            let sharings = (0..=threads).map(|index| {
+                let shared = shared.clone();
+                let share = move || {
+                    assert_eq!(shared.fetch_add(1, Ordering::Relaxed), index);
+                    Ok(())
+                };
+                Sharing { communicator: communicator.clone(), share: Box::new(share) }
+            });
+            let count = Cell::new(0);
+            let spawn = |share| {
+                count.set(count.get() + 1);
+                if count.get() > threads {
+                    Err(io::ErrorKind::WouldBlock.into())
+                } else {
+                    process::spawn("shares", share)
+                }
+            };
+            assert_eq!(share_by(sharings.collect(), spawn), Ok(()));
+            assert_eq!(shared.load(Ordering::Relaxed), threads + 1);
+        }
     }
 
     /// The calling thread's blocked signals, as bits.

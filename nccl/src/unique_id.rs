@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_char;
+use std::time::Duration;
 
+use unisono::deadline::Deadline;
 use unisono::rendezvous::id::{ID_BYTES, UniqueId, served};
 use unisono::rendezvous::interface::Interface;
 use unisono::rendezvous::tcp_server::ServerHandle;
@@ -22,8 +24,8 @@ use crate::settings;
 /// have failed it serves for a minute or more, so that ranks that come late are told why, but no more than
 /// the last eight. It listens on the interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one
 /// that the library chooses. With NCCL_COMM_ID set to a place of rank 0's host (10.0.0.1:5000) every rank
-/// makes the same id, and rank 0 serves the meeting there as it joins, until its process ends; then the ranks
-/// of one communicator at a time can meet.
+/// makes the same id, and rank 0 serves the meeting there as it joins, until its process ends, unless another
+/// process that was rank 0 before still does; then the ranks of one communicator at a time can meet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
     guard(|| {
@@ -55,12 +57,26 @@ fn of_place() -> Result<Option<UniqueId>> {
         .transpose()
 }
 
-/// Serves an id of the place that NCCL_COMM_ID names, for rank 0; other ids have a server.
+/// Sees to it that an id of the place that NCCL_COMM_ID names is served, for rank 0; other ids have a server.
 pub(crate) fn serve_place(bytes: &[u8; ID_BYTES]) -> Result<()> {
     if !is_of_place(bytes)? {
         return Ok(());
     }
     let id = UniqueId::parse(bytes)?;
+    if serve_here(bytes, &id).is_ok() {
+        return Ok(());
+    }
+    // Who was rank 0 before may do so still, in another process.
+    let Err(not_served) = id.connect(Deadline::after(LOOK)) else { return Ok(()) };
+    // It may have ended since.
+    serve_here(bytes, &id).map_err(|error| not_served.context(error.text()))
+}
+
+/// How long a rank 0 that cannot serve a place looks for who does.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Serves a place in this process, unless it does so already.
+fn serve_here(bytes: &[u8; ID_BYTES], id: &UniqueId) -> Result<()> {
     let mut places = PLACES.write();
     // A child that was forked has none of its parent's servers.
     if !places.iter().any(|place| (place.bytes, place.fork) == (*bytes, fork::generation())) {
@@ -139,7 +155,84 @@ pub(crate) fn bytes(id: &ncclUniqueId) -> Result<[u8; ID_BYTES]> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+    use std::process::{Command, Output};
+    use std::thread;
+
+    use unisono::communicator::{Context, Options, Rendezvous};
+
     use super::*;
+    use crate::create::{bare, ncclCommInitRank};
+    use crate::error::ncclGetLastError;
+
+    const IS_FIRST: &str = "UNISONO_TEST_IS_FIRST";
+
+    /// What comes of rank 0 of two at the place, in a process of its own that does the test of this name.
+    fn first_at(place: SocketAddr, name: &str) -> Output {
+        Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", &format!("unique_id::tests::{name}"), "--nocapture"])
+            .env(IS_FIRST, "1")
+            .env("NCCL_COMM_ID", place.to_string())
+            .env("UNISONO_NCCL_HOST", "1")
+            .env("UNISONO_INTERFACE", "127.0.0.1")
+            .output()
+            .expect("it runs")
+    }
+
+    /// The same, in that process.
+    fn comes_first() {
+        let (mut id, mut comm) = (ncclUniqueId { internal: [0; ID_BYTES] }, std::ptr::null_mut());
+        // SAFETY: it is writable.
+        assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, SUCCESS);
+        // SAFETY: as above.
+        let answer = unsafe { ncclCommInitRank(&raw mut comm, 2, id, 0) };
+        // SAFETY: a C string, until the next call of this thread fails.
+        let text = unsafe { CStr::from_ptr(ncclGetLastError(comm)) }.to_string_lossy();
+        assert_eq!(answer, SUCCESS, "{text}");
+        assert_eq!(crate::end::ncclCommDestroy(comm), SUCCESS);
+    }
+
+    fn free_place() -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        listener.local_addr().expect("its address")
+    }
+
+    #[test]
+    fn rank_0_of_the_next_communicator_of_a_place_may_be_another_process() {
+        if std::env::var_os(IS_FIRST).is_some() {
+            return comes_first();
+        }
+        let (place, id, _served) = std::iter::repeat_with(free_place)
+            .find_map(|place| {
+                let id = UniqueId::of_place(&place.to_string()).expect("a place");
+                // Another test may have taken the port.
+                id.serve().ok().map(|served| (place, id, served))
+            })
+            .expect("a port");
+        let options = Options {
+            timeout: Duration::from_secs(60),
+            interface: Some("127.0.0.1".into()),
+            ..bare(1, 2, Rendezvous::Id(id.to_bytes()), "world of 2")
+        };
+        let other = thread::spawn(|| Context::create(options).map(drop));
+        let first = first_at(place, "rank_0_of_the_next_communicator_of_a_place_may_be_another_process");
+        assert!(first.status.success(), "{first:?}");
+        assert_eq!(other.join().expect("no panic"), Ok(()));
+    }
+
+    #[test]
+    fn a_place_that_a_stranger_has_is_told() {
+        if std::env::var_os(IS_FIRST).is_some() {
+            return comes_first();
+        }
+        let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let place = stranger.local_addr().expect("its address");
+        let first = first_at(place, "a_place_that_a_stranger_has_is_told");
+        let said = String::from_utf8_lossy(&first.stdout) + String::from_utf8_lossy(&first.stderr);
+        let parts = [format!("cannot serve a tcp store on {place}"), "in use".into(), "no greeting".into()];
+        assert!(!first.status.success() && parts.iter().all(|part| said.contains(part)), "{said}");
+    }
 
     #[test]
     fn an_id_is_served_by_the_process_that_makes_it() {

@@ -13,7 +13,7 @@ use crate::engine::bootstrap::{self, Meeting};
 use crate::error::{Error, Result};
 use crate::signature::Making;
 
-/// How long it may take to leave word where this process serves the store.
+/// How long it may take to leave word.
 const WORD: Duration = Duration::from_secs(5);
 
 impl Context {
@@ -29,7 +29,7 @@ impl Context {
     }
 
     /// In place of [`Context::create`], for a rank that does not come, for the cause `why`: those who wait
-    /// for it hear that. By an id that this process serves.
+    /// for it hear that. By an id; it takes a few seconds at most.
     pub fn decline(options: &Options, why: Error) {
         let deadline = Deadline::after(WORD);
         let told = meeting::find(options, deadline, None).and_then(|found| {

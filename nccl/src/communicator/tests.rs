@@ -6,7 +6,11 @@ use unisono::reduce::{DataType, Operator};
 use unisono::rendezvous::store::Store;
 
 use super::*;
+use crate::abi::ncclResult_t;
+use crate::collective::ncclAllReduce;
+use crate::end::{ncclCommAbort, ncclCommDestroy};
 use crate::error::{SUCCESS, result};
+use crate::group::{ncclGroupEnd, ncclGroupStart};
 
 fn options(rank: u32, store: Arc<HashStore>, timeout: Duration) -> Options {
     Options {
@@ -246,4 +250,87 @@ fn a_child_that_is_aborted_while_it_meets_the_others_goes_soon_and_they_hear_of_
         assert_eq!(late.map_err(|error| error.status()), Err(Status::Aborted));
         assert!(parent.failure().is_none());
     }
+}
+
+/// Ranks 0 and 1 in host memory, with a handle of rank 0's.
+fn pair_with_a_handle() -> (ncclComm_t, Context) {
+    let store = Arc::new(HashStore::new());
+    let other = std::thread::spawn({
+        let store = store.clone();
+        move || pair(1, store)
+    });
+    let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+    communicator.meet(|_| Ok(Some(pair(0, store))));
+    (communicator.give_handle(), other.join().expect("no panic"))
+}
+
+/// Has a thread of its own sum with rank 1, alone or as one of a group, and ends when it waits for that.
+fn sums(comm: ncclComm_t, in_group: bool) -> std::thread::JoinHandle<ncclResult_t> {
+    let number = comm.addr();
+    let call = std::thread::spawn(move || {
+        let (comm, x, mut y) = (std::ptr::without_provenance_mut(number), [1i32; 2], [0i32; 2]);
+        let sum = |at: usize, y: *mut i32| {
+            // SAFETY: live memory until the call is complete.
+            unsafe {
+                ncclAllReduce(
+                    x[at..].as_ptr().cast(),
+                    y.wrapping_add(at).cast(),
+                    1,
+                    2,
+                    0,
+                    comm,
+                    std::ptr::null_mut(),
+                )
+            }
+        };
+        if !in_group {
+            return sum(0, y.as_mut_ptr());
+        }
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        assert_eq!([sum(0, y.as_mut_ptr()), sum(1, y.as_mut_ptr())], [SUCCESS; 2]);
+        ncclGroupEnd()
+    });
+    let communicator = find(comm).expect("a communicator");
+    while communicator.waits.are_over() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    call
+}
+
+/// Has a thread of its own destroy it, and ends when that has begun.
+fn destroys(comm: ncclComm_t) -> std::thread::JoinHandle<ncclResult_t> {
+    let communicator = find(comm).expect("a communicator");
+    let (number, holders) = (comm.addr(), Arc::strong_count(&communicator));
+    let destroys = std::thread::spawn(move || ncclCommDestroy(std::ptr::without_provenance_mut(number)));
+    while Arc::strong_count(&communicator) == holders {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    destroys
+}
+
+/// The header says so, and that it can be aborted meanwhile.
+#[test]
+fn who_destroys_a_communicator_waits_for_the_calls_of_other_threads() {
+    for in_group in [false, true] {
+        let (comm, other) = pair_with_a_handle();
+        let (call, destroys) = (sums(comm, in_group), destroys(comm));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!destroys.is_finished() && !call.is_finished());
+        assert!(!find(comm).expect("it has its handle").idle());
+        other.abort();
+        let ended = soon(move || (call.join().expect("no panic"), destroys.join().expect("no panic")));
+        assert_eq!(ended, (result(Status::Aborted), SUCCESS));
+        assert!(find(comm).is_err());
+    }
+}
+
+#[test]
+fn a_communicator_that_is_destroyed_during_a_call_can_be_aborted() {
+    let (comm, _other) = pair_with_a_handle();
+    let (call, destroys) = (sums(comm, false), destroys(comm));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!destroys.is_finished());
+    assert_eq!(ncclCommAbort(comm), SUCCESS);
+    let ended = soon(move || (call.join().expect("no panic"), destroys.join().expect("no panic")));
+    assert_eq!(ended, (result(Status::Aborted), SUCCESS));
 }
