@@ -277,7 +277,7 @@ static int free_port(void) {
 }
 
 /* Every rank makes the id itself; rank 0 comes last, and the second communicator is made while the first is there on some. A smaller one
- * between them. */
+ * between them. In the second round the ranks are others, and who was rank 0 still serves the place. */
 static void places(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id);
     int port = rank == 0 ? free_port() : 0;
@@ -289,15 +289,16 @@ static void places(int rank, int size, ncclUniqueId id) {
     for (int round = 0; round < 3; round++) {
         ncclUniqueId own;
         float x = 1, y = 0;
-        if (rank == 0) sleep_ms(50);
+        int now = round == 1 ? size - 1 - rank : rank;
+        if (now == 0) sleep_ms(50);
         CHECK_OK(ncclGetUniqueId(&own));
-        comm = meet(rank, size, own);
+        comm = meet(now, size, own);
         CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
         CHECK(y == (float)size);
         CHECK_OK(ncclCommDestroy(comm));
-        if (rank < size - 1) {
+        if (now < size - 1) {
             CHECK_OK(ncclGetUniqueId(&own));
-            comm = meet(rank, size - 1, own);
+            comm = meet(now, size - 1, own);
             CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
             CHECK(y == (float)(size - 1));
             CHECK_OK(ncclCommDestroy(comm));
