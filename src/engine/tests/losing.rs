@@ -454,7 +454,7 @@ fn a_rank_that_fails_late_while_memory_is_shared_leaves_nothing_of_it_behind() {
 /// The news of a failure, and the group that it is of, whichever comes first.
 #[test]
 fn a_failure_that_comes_while_its_group_is_made_is_its_failure() {
-    const GROUPS: u64 = 20_000;
+    const GROUPS: u64 = 4_000;
     let [group, _other] = pair(true);
     let endpoint = group.endpoint();
     let (begun, told) = (AtomicU64::new(0), AtomicU64::new(0));
