@@ -149,6 +149,16 @@ pub(super) fn unlinked_of(all: &[Options]) -> Vec<Arc<Group>> {
     (0..size).zip(endpoints).map(group).collect()
 }
 
+/// Two of them, the first of which takes a place for the second's that listens and says nothing.
+fn unlinked_beside_a_mute() -> (Vec<Arc<Group>>, std::net::TcpListener) {
+    let groups = unlinked(2, &Options { shm: false, ..Options::default() });
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut address = groups[1].endpoint().registration().address().clone();
+    address.addresses = vec![mute.local_addr().expect("bound")];
+    groups[0].endpoint().learn(address);
+    (groups, mute)
+}
+
 /// Starts a receive of `bytes` with tag 1 from whichever of `ranks` sends first.
 pub(super) fn receive_any(group: &Arc<Group>, ranks: &[u32], bytes: &mut [u8]) -> Arc<Running> {
     let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
@@ -182,12 +192,7 @@ fn a_source_that_left_before_there_was_a_link_is_out_of_the_question_and_no_more
 
 #[test]
 fn a_call_that_needs_a_link_has_its_own_time_and_says_that_the_link_does_not_open() {
-    let groups = unlinked(2, &Options { shm: false, ..Options::default() });
-    // Listens and says nothing.
-    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let mut address = groups[1].endpoint().registration().address().clone();
-    address.addresses = vec![mute.local_addr().expect("bound")];
-    groups[0].endpoint().learn(address);
+    let (groups, _mute) = unlinked_beside_a_mute();
     let mut bytes = [0; 3];
     let message =
         Message::Receive { from: 1, into: Destination { address: bytes.as_mut_ptr(), len: bytes.len() } };
@@ -365,12 +370,7 @@ fn a_failure_is_seen_where_it_happens_once_the_others_are_told() {
 
 #[test]
 fn who_waits_for_links_hears_that_its_group_has_failed() {
-    let groups = unlinked(2, &Options { shm: false, ..Options::default() });
-    // Listens and says nothing.
-    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let mut address = groups[1].endpoint().registration().address().clone();
-    address.addresses = vec![mute.local_addr().expect("bound")];
-    groups[0].endpoint().learn(address);
+    let (groups, _mute) = unlinked_beside_a_mute();
     let (cause, begun) = (Error::new(Status::System, "no"), Instant::now());
     let error = std::thread::scope(|scope| {
         let waits = scope.spawn(|| groups[0].open_links(&[1], Deadline::after(Duration::from_secs(60))));
