@@ -292,10 +292,13 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// Sets it up on this thread, when its turn comes.
+    /// Sets it up on this thread, when its turn comes. Nothing of the communicator is kept but what `share`
+    /// has: what is suspended is to go back.
     fn set_up(self, turn: Turn) -> Result<()> {
+        let Sharing { communicator, share } = self;
+        drop(communicator);
         turn.wait();
-        caught(self.share).map_err(of_setup)
+        caught(share).map_err(of_setup)
     }
 }
 
@@ -648,6 +651,26 @@ mod tests {
             };
             assert_eq!(share_by(sharings.collect(), spawn), Ok(()));
             assert_eq!(shared.load(Ordering::Relaxed), threads + 1);
+        }
+    }
+
+    /// Its memory goes back with it.
+    #[test]
+    fn who_shares_lets_go_of_a_communicator_while_it_does() {
+        for has_thread in [false, true] {
+            let communicator = communicator(true);
+            let (last, kept) = (Arc::downgrade(&communicator), communicator.clone());
+            let share = move || {
+                assert!(last.upgrade().is_some());
+                drop(kept);
+                assert!(last.upgrade().is_none(), "somebody else has it");
+                Ok(())
+            };
+            let spawn = |share| match has_thread {
+                true => process::spawn("shares", share),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            };
+            assert_eq!(share_by([Sharing { communicator, share: Box::new(share) }].into(), spawn), Ok(()));
         }
     }
 
