@@ -43,10 +43,22 @@
 #include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cudaStream_t. CUDA's headers are included where they are, since programs rely on that, and not needed. */
+/* cudaStream_t. CUDA's headers are included where they are, those of its types too, since programs rely on that; they
+   are not needed. */
 #if defined(__has_include)
 #if __has_include(<cuda_runtime.h>)
 #include <cuda_runtime.h>
+#endif
+#if __has_include(<cuda_fp16.h>)
+#include <cuda_fp16.h>
+#endif
+#if __has_include(<cuda_bf16.h>)
+#include <cuda_bf16.h>
+#endif
+#if defined(__cplusplus)
+#if __has_include(<cuda_fp8.h>)
+#include <cuda_fp8.h>
+#endif
 #endif
 #endif
 struct CUstream_st;

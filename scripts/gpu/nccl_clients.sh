@@ -234,12 +234,13 @@ build_nccl_tests() {
 }
 
 # nccl_test PROGRAM WAY OPTIONS...: every type and, where there is something to compute, operator, from 8 bytes to 2 MiB, in
-# place and not, every result compared; fails too if it counts a wrong one and exits well.
+# place and not, every result compared; fails too if it counts a wrong one and exits well, or leaves types out.
 nccl_test() {
     local program=$1 way=$2 operators=sum
     shift 2
     case $program in *reduce*) operators=all ;; esac
-    client "nccl-tests-$program-$way" 90 bash -c '"$@" && ! grep -q "Out of bounds values : [1-9]" "$0"' \
+    client "nccl-tests-$program-$way" 90 bash -c '"$@" && grep -q bfloat16 "$0" && grep -q f8e5m2 "$0" &&
+        ! grep -q "Out of bounds values : [1-9]" "$0"' \
         "$out/nccl-tests-$program-$way.log" \
         "$programs/${program}_perf" -o $operators -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
 }

@@ -65,7 +65,7 @@ pub struct DeviceExchange {
 
 /// Some members of an exchange.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Members(u32);
+pub(crate) struct Members(u32);
 
 const _: () = assert!(MAX_RANKS <= 32);
 
@@ -89,7 +89,7 @@ impl FromIterator<u32> for Members {
 
 /// What the others have to have called for a call to be done.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Meets {
+pub(crate) enum Meets {
     /// So many collectives of the exchange: the last of them is this one.
     All(u32),
     /// Their ends of messages.
@@ -488,7 +488,7 @@ impl DeviceExchange {
     }
 
     /// A rank of the group that a call waits for and that has left without it: that never comes.
-    pub(super) fn deserter(&self, group: &Group, meets: Meets) -> Option<u32> {
+    pub(crate) fn deserter(&self, group: &Group, meets: Meets) -> Option<u32> {
         let Parts { boards, first, .. } = self.parts();
         // Before what they have noted is looked at: they note nothing more.
         let gone = self.gone(group);

@@ -36,6 +36,8 @@ use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
 
+#[cfg(test)]
+pub(crate) use exchange::Meets;
 pub use exchange::{Asked, Caller, DeviceExchange, Enqueued, Put, Series};
 pub use hosts::{Hosts, Layout};
 pub use overdue::GRACE_PERIOD;

@@ -10,6 +10,7 @@ use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
 use crate::cuda::double::{Clock, Refusal};
 use crate::cuda::queues::MOST;
 use crate::cuda::word::Word;
+use crate::engine::device::Meets;
 
 /// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call.
 /// What it answers, and the driver; both contexts are gone.
@@ -191,7 +192,6 @@ fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_don
     }
 }
 
-/// What ran on it is over.
 /// What becomes of a rank that makes no call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Other {
@@ -269,6 +269,7 @@ fn what_streams_were_given_ends_though_its_context_is_gone() {
     }
 }
 
+/// What ran on it is over.
 #[test]
 fn an_exchange_whose_device_is_lost_is_given_back() {
     let (gate, double, devices) = sum_behind_a_gate();
@@ -490,28 +491,22 @@ fn a_copy_that_nobody_else_takes_part_in_ends_when_its_stream_is_through_with_it
 /// It may leave for what the group has failed with, and the news of that takes longer.
 #[test]
 fn a_rank_that_says_goodbye_to_the_exchange_is_not_the_cause_at_once() {
-    let (called, left, ended) = (Barrier::new(2), OnceLock::new(), Barrier::new(2));
-    ranks(&processes(2), words, |context, (double, devices, device)| {
+    let (left, ended) = (OnceLock::new(), Barrier::new(2));
+    ranks(&processes(2), words, |context, (_, devices, device)| {
         // Whose links stay when it is gone.
-        let group = context.duplicate().expect("the same ranks");
-        meet(&[(&group, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
+        let context_of_both = context.duplicate().expect("the same ranks");
+        meet(&[(&context_of_both, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
+        let mut time = Duration::MAX;
         if context.rank() == 0 {
-            let call = sum(&group, 1, double.memory(*device, 4), None, PATIENCE);
-            // SAFETY: the double trusts no addresses.
-            let enqueued = unsafe { call.enqueue() }.expect("a call");
-            called.wait();
-            let work = call.work(enqueued).expect("a work");
-            let error = work.wait(Deadline::NEVER).expect_err("rank 1 has left");
-            assert!(
-                left.get().is_some_and(|at: &Instant| at.elapsed() >= Duration::from_millis(100)),
-                "{error}"
-            );
-            assert!(error.text().contains("rank 1 (") && error.text().contains("has left"), "{error}");
+            let Membership::Group(group) = context_of_both.membership() else { panic!("two ranks") };
+            let exchange = group.devices().and_then(Way::exchange).expect("they exchange");
+            until("rank 1 to be missed", || exchange.deserter(group, Meets::All(1)) == Some(1));
+            time = left.get().map_or(Duration::ZERO, Instant::elapsed);
         } else {
-            called.wait();
             left.set(Instant::now()).expect("once");
-            drop(group);
+            drop(context_of_both);
         }
         ended.wait();
+        assert!(time >= Duration::from_millis(100), "{time:?}");
     });
 }
