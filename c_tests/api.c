@@ -162,6 +162,7 @@ static void calls(unisono_context_t *ctx) {
     call.algorithm = 999;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "algorithm 999 is unknown",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "leave it unset", unisono_receive_any(ctx, y, 4, UNISONO_INT32, NULL, &call, NULL));
     call.algorithm = UNISONO_ALGORITHM_BRUCK;
     CHECK_STATUS(UNISONO_INVALID_ARGUMENT, unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
     call = (unisono_call_t)UNISONO_CALL_INIT;
@@ -333,6 +334,7 @@ static void tcp_stores(void) {
 /* ---- a store of the caller's own: one key */
 
 struct own_store {
+    unisono_store_t *store;
     char key[64], value[64];
     uint64_t bytes;
     int64_t number;
@@ -354,6 +356,8 @@ static unisono_status_t own_set(void *user, const char *key, const uint8_t *valu
 
 static unisono_status_t own_try_get(void *user, const char *key, unisono_store_reply_t *reply) {
     struct own_store *own = user;
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "is no unisono_store_reply_t",
+                unisono_store_reply_value((unisono_store_reply_t *)own->store, (const uint8_t *)own->value, own->bytes));
     if (strcmp(own->key, key) == 0) {
         unisono_store_reply_value(reply, (const uint8_t *)own->value, own->bytes);
     }
@@ -397,6 +401,7 @@ static void callback_stores(void) {
     callbacks.description = "shelf";
     CHECK_OK(unisono_store_create_callback(&callbacks, &store));
     CHECK_OK(unisono_store_create_prefix(store, "p", &part));
+    own.store = store;
     CHECK_OK(unisono_store_set(part, "k", "v", 1));
     CHECK(strcmp(own.key, "p/k") == 0);
     void *value = NULL;

@@ -40,7 +40,7 @@ static void works(unisono_context_t *ctx, void *arg) {
     (void)arg;
     uint32_t rank = rank_of(ctx), size = unisono_context_size(ctx);
     uint32_t next = (rank + 1) % size, last = (rank + size - 1) % size;
-    int32_t sum = (int32_t)rank, largest = (int32_t)rank, from = -1, source = -1;
+    int32_t sum = (int32_t)rank, largest = (int32_t)rank, from = -1, source = -1, untold = -1;
     unisono_work_t *const none = (unisono_work_t *)&sum;
     unisono_work_t *first = none, *second = none, *any = none;
     unisono_call_t tagged = UNISONO_CALL_INIT;
@@ -50,13 +50,16 @@ static void works(unisono_context_t *ctx, void *arg) {
     CHECK_OK(unisono_batch_begin());
     CHECK_OK(unisono_receive_any(ctx, &source, 1, UNISONO_INT32, NULL, &tagged, &any));
     CHECK_OK(unisono_send(ctx, &rank, 1, UNISONO_INT32, next, &tagged, NULL));
+    tagged.tag = 8;
+    CHECK_OK(unisono_receive_any(ctx, &untold, 1, UNISONO_INT32, NULL, &tagged, NULL));
+    CHECK_OK(unisono_send(ctx, &rank, 1, UNISONO_INT32, next, &tagged, NULL));
     CHECK_OK(unisono_batch_end());
     CHECK_OK(unisono_receive(ctx, &from, 1, UNISONO_INT32, last, NULL, &second));
     CHECK_OK(unisono_send(ctx, &rank, 1, UNISONO_INT32, next, NULL, NULL));
     CHECK_OK(unisono_allreduce(ctx, &largest, &largest, 1, UNISONO_INT32, UNISONO_MAX, NULL, NULL));
     CHECK(first == none && second == none && any == none && largest == (int32_t)rank);
     CHECK_OK(unisono_batch_end());
-    CHECK(largest == (int32_t)size - 1);
+    CHECK(largest == (int32_t)size - 1 && untold == (int32_t)last);
     CHECK_OK(unisono_work_wait(first));
     CHECK_OK(unisono_work_wait(second));
     CHECK_OK(unisono_work_wait(any));

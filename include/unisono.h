@@ -1036,7 +1036,7 @@ unisono_status_t unisono_barrier(const struct unisono_context_t *ctx,
                                  const struct unisono_call_t *call,
                                  struct unisono_work_t **work);
 
-/// Sends `count` elements to rank `to`.
+/// Sends `count` elements to rank `to`, another than this one.
 ///
 /// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with
 /// the same tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be
@@ -1049,7 +1049,8 @@ unisono_status_t unisono_send(const struct unisono_context_t *ctx,
                               const struct unisono_call_t *call,
                               struct unisono_work_t **work);
 
-/// Receives `count` elements from rank `from`: the next message of this tag that is for this rank.
+/// Receives `count` elements from rank `from`, another than this one: the next message of this tag that is
+/// for this rank.
 unisono_status_t unisono_receive(const struct unisono_context_t *ctx,
                                  void *recvbuf,
                                  uint64_t count,
@@ -1060,8 +1061,8 @@ unisono_status_t unisono_receive(const struct unisono_context_t *ctx,
 
 /// Receives `count` elements from whichever rank sends first with this tag.
 ///
-/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them,
-/// `source` is NULL and unisono_work_source tells the rank once the work is complete.
+/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them, and in
+/// a batch, `source` is NULL; unisono_work_source tells the rank once the work is complete.
 unisono_status_t unisono_receive_any(const struct unisono_context_t *ctx,
                                      void *recvbuf,
                                      uint64_t count,

@@ -237,7 +237,7 @@ impl Context {
     /// Refuses what is wrong with the arguments of a call by themselves.
     pub(crate) fn check(&self, request: &Request, call: &Call) -> Result<()> {
         if request.kind.point_to_point() {
-            return self.point(request).map(drop);
+            return self.point(request, call).map(drop);
         }
         let checked = Checked::new(request, self.rank(), self.size())?;
         if let Some(operator) = checked.operator {
@@ -270,7 +270,7 @@ impl Context {
         plain: bool,
     ) -> Result<Next<'a>> {
         if request.kind.point_to_point() {
-            let (group, signature, message) = self.point(request)?;
+            let (group, signature, message) = self.point(request, call)?;
             let spans = Spans::of_message(&message);
             if !plain && let Some(staging) = self.or_fail_in(Class::PointToPoint, self.survey(spans, call))? {
                 return Ok(Next::Staged(Box::new(StagedCall::message(staging, signature, message))));

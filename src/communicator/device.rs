@@ -254,8 +254,8 @@ impl Context {
     }
 
     /// A send or a receive, as the kernels and as the ranks see it.
-    fn device_point(&self, request: &Request) -> Result<(Point, Signature, Spans)> {
-        let (_, signature, message) = self.point(request)?;
+    fn device_point(&self, request: &Request, call: &Call) -> Result<(Point, Signature, Spans)> {
+        let (_, signature, message) = self.point(request, call)?;
         let spans = Spans::of_message(&message);
         let (direction, address) = match request.kind {
             Kind::Send => (Direction::Send, request.input.addr()),
@@ -268,7 +268,7 @@ impl Context {
 
     fn parse(&self, request: &Request, call: &Call) -> Result<(What, Spans)> {
         if request.kind.point_to_point() {
-            let (point, signature, spans) = self.device_point(request)?;
+            let (point, signature, spans) = self.device_point(request, call)?;
             return Ok((What::Point(point, signature), spans));
         }
         let Some(uniform) = Uniform::new(request, self.rank(), self.size())? else {

@@ -95,11 +95,15 @@ fn link_options_by(options: &Options, environment: &dyn Fn(&str) -> Option<Strin
         None => settings::anything("UNISONO_HOST", environment("UNISONO_HOST"))?,
         given => given.clone(),
     };
-    LinkOptions::from_environment(|name| match (name, &options.transports) {
-        ("UNISONO_HOST", _) => host.clone(),
-        ("UNISONO_TRANSPORT", Some(transports)) => Some(transports.clone()),
+    let mut links = LinkOptions::from_environment(|name| match name {
+        "UNISONO_HOST" => host.clone(),
+        "UNISONO_TRANSPORT" if options.transports.is_some() => None,
         _ => environment(name),
-    })
+    })?;
+    if let Some(transports) = settings::said(options.transports.clone()) {
+        links.link_by("options->transports", &transports)?;
+    }
+    Ok(links)
 }
 
 /// With the addresses of the interface that `options` or the environment names. The host may not have it.
@@ -135,6 +139,7 @@ fn over(mut links: LinkOptions, interface: Option<Interface>) -> LinkOptions {
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, SocketAddr};
+    use std::time::Duration;
 
     use super::*;
 
@@ -149,5 +154,32 @@ mod tests {
         let links = over(LinkOptions::default(), Some(interface));
         assert!(links.shm && links.tcp);
         assert_eq!(links.addresses, [SocketAddr::new(address, 0)]);
+    }
+
+    #[test]
+    fn who_has_said_which_transports_is_told_where_that_is_wrong() {
+        let environment = |name: &str| (name == "UNISONO_TRANSPORT").then(|| "shm,pigeon".to_owned());
+        let given = |transports: Option<&str>| Options {
+            rank: 0,
+            size: 1,
+            rendezvous: Rendezvous::Store(Arc::new(HashStore::new())),
+            name: "default".to_owned(),
+            timeout: Duration::from_secs(1),
+            interface: None,
+            transports: transports.map(str::to_owned),
+            host: None,
+        };
+        for (transports, says) in
+            [(Some("tcp,kite"), "options->transports=tcp,kite: "), (None, "UNISONO_TRANSPORT=shm,pigeon: ")]
+        {
+            let error =
+                link_options_by(&given(transports), &environment).map(drop).expect_err("there is none");
+            assert!(error.text().starts_with(says), "{error}");
+        }
+        // The caller's count, also where they are none: any.
+        for (transports, only_tcp) in [("tcp", true), (" ", false)] {
+            let links = link_options_by(&given(Some(transports)), &environment).expect("transports");
+            assert_eq!((links.shm, links.tcp), (!only_tcp, true));
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Call;
 use super::context::{Context, Membership};
 use crate::collective::checked;
 use crate::collective::request::{Counts, Kind, Request};
@@ -13,7 +14,10 @@ use crate::signature::Signature;
 
 impl Context {
     /// What a send or a receive is, and the group that it is in.
-    pub(super) fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
+    pub(super) fn point(&self, request: &Request, call: &Call) -> Result<(&Arc<Group>, Signature, Message)> {
+        if call.algorithm.unwrap_or(0) != 0 {
+            fail!(InvalidArgument, "{} has one algorithm only: leave it unset", request.kind.name());
+        }
         let (rank, size) = (self.rank(), self.size());
         let (count, of) = match &request.counts {
             Counts::Uniform(count) => (*count, None),

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use crate::collective::request::{Kind, Request};
+use crate::collective::request::Request;
 use crate::communicator::{Call, Context, Part, Work, connect_devices, start_parts};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
@@ -87,9 +87,6 @@ pub(super) fn add(
     call: Call,
     place: Option<WorkPlace>,
 ) -> Result<()> {
-    if request.kind == Kind::ReceiveAny && place.is_none() && call.stream.is_none() {
-        fail!(InvalidUsage, "who has sent is not known before the end of the batch: ask for a work");
-    }
     context.check(&request, &call)?;
     push(Step::Operation { ctx, request, call, place })
 }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result, Status, fail};
 use crate::rendezvous::store::Store;
 
 use super::argument::{Options, list, optional_text, out, required_options, text};
+use super::handle::{ENDED, tag};
 use super::status::{c_text, guard, unisono_status_t};
 use super::store::{into_handle, unisono_store_t};
 
@@ -144,20 +145,31 @@ pub unsafe extern "C" fn unisono_store_reply_error(
 }
 
 /// What stands behind a [`unisono_store_reply_t`] while a callback runs.
-#[derive(Default)]
+#[repr(C)]
 struct Reply {
+    /// As of what lasts longer, since it is mixed up with that.
+    tag: u64,
     value: Option<Vec<u8>>,
     cause: String,
 }
 
+const REPLY: u64 = tag("unisono_store_reply_t");
+
 /// # Safety
-/// `reply` is NULL or the [`Reply`] that the running callback was given, used by its thread alone.
+/// `reply` is NULL, or the [`Reply`] that the running callback was given, used by its thread alone, or came
+/// from [`Handle::into_handle`](super::handle::Handle::into_handle), of whichever type.
 unsafe fn reply_mut<'a>(reply: *mut unisono_store_reply_t) -> Result<&'a mut Reply> {
-    // SAFETY: this function's contract.
-    match unsafe { reply.cast::<Reply>().as_mut() } {
-        Some(reply) => Ok(reply),
-        None => fail!(InvalidArgument, "reply is NULL"),
+    if reply.is_null() {
+        fail!(InvalidArgument, "reply is NULL");
     }
+    let tagged = reply.cast::<u64>();
+    // SAFETY: this function's contract: both begin with their tag. Volatile, since a caller who keeps a reply
+    // longer than its callback runs should rather meet what is written over it then.
+    if !tagged.is_aligned() || unsafe { tagged.read_volatile() } != REPLY {
+        fail!(InvalidArgument, "reply is no unisono_store_reply_t of a callback that runs");
+    }
+    // SAFETY: the tag says that it is one, and the contract that nobody else uses it.
+    Ok(unsafe { &mut *reply.cast() })
 }
 
 type Set =
@@ -190,8 +202,10 @@ impl CallbackStore {
         key: &str,
         function: impl FnOnce(*const c_char, *mut unisono_store_reply_t) -> unisono_status_t,
     ) -> Result<Reply> {
-        let mut reply = Reply::default();
+        let mut reply = Reply { tag: REPLY, value: None, cause: String::new() };
         let status = function(c_text(key).as_ptr(), (&raw mut reply).cast());
+        // SAFETY: it is there. Volatile, since only a caller who uses it from here on may see it.
+        unsafe { (&raw mut reply.tag).write_volatile(ENDED) };
         // What a store may mean; anything else is an ordinary failure of it.
         let known = [
             Status::InvalidArgument,

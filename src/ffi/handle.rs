@@ -83,7 +83,7 @@ pub(super) struct Tagged<T> {
 }
 
 /// The tag of what has been destroyed.
-const ENDED: u64 = 0xdead_dead_dead_dead;
+pub(super) const ENDED: u64 = 0xdead_dead_dead_dead;
 
 /// That `handle` is what its type says.
 ///
@@ -109,7 +109,7 @@ unsafe fn check<'a, H: Handle>(handle: *const H, name: &str) -> Result<&'a Tagge
 }
 
 /// A number for a name: 64 bits of FNV-1a.
-const fn tag(name: &str) -> u64 {
+pub(super) const fn tag(name: &str) -> u64 {
     let bytes = name.as_bytes();
     let (mut hash, mut index) = (0xcbf2_9ce4_8422_2325, 0);
     while index < bytes.len() {

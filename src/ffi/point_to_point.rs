@@ -7,6 +7,7 @@ use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 
 use super::argument::{Extent, list};
+use super::batch;
 use super::call::unisono_call_t;
 use super::context::unisono_context_t;
 use super::datatype::unisono_dtype_t;
@@ -16,7 +17,7 @@ use super::work::{Launch, unisono_work_t};
 /// No rank: what a source is before it is known.
 pub const UNISONO_NO_RANK: u32 = u32::MAX;
 
-/// Sends `count` elements to rank `to`.
+/// Sends `count` elements to rank `to`, another than this one.
 ///
 /// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with
 /// the same tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be
@@ -51,7 +52,8 @@ pub unsafe extern "C" fn unisono_send(
     })
 }
 
-/// Receives `count` elements from rank `from`: the next message of this tag that is for this rank.
+/// Receives `count` elements from rank `from`, another than this one: the next message of this tag that is
+/// for this rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive(
     ctx: *const unisono_context_t,
@@ -84,8 +86,8 @@ pub unsafe extern "C" fn unisono_receive(
 
 /// Receives `count` elements from whichever rank sends first with this tag.
 ///
-/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them,
-/// `source` is NULL and unisono_work_source tells the rank once the work is complete.
+/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them, and in
+/// a batch, `source` is NULL; unisono_work_source tells the rank once the work is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive_any(
     ctx: *const unisono_context_t,
@@ -161,6 +163,12 @@ unsafe fn receive_any(
         fail!(
             InvalidArgument,
             "source is not known before the stream has come to the call: ask for a work, and give NULL here"
+        );
+    }
+    if !source.is_null() && batch::is_open() {
+        fail!(
+            InvalidUsage,
+            "source is not known before the end of the batch: ask for a work, and give NULL here"
         );
     }
     let (Counts::Uniform(count) | Counts::From { count, .. }) = counts else {

@@ -98,14 +98,7 @@ impl Options {
         let mut options = Options::default();
         let lookup = |name: &str| said(lookup(name));
         if let Some(text) = lookup("UNISONO_TRANSPORT") {
-            (options.shm, options.tcp) = (false, false);
-            for name in text.split(',').map(str::trim) {
-                match name {
-                    "shm" => options.shm = true,
-                    "tcp" => options.tcp = true,
-                    _ => fail!(InvalidArgument, "UNISONO_TRANSPORT={text}: use shm, tcp or shm,tcp"),
-                }
-            }
+            options.link_by("UNISONO_TRANSPORT", &text)?;
         }
         let is_on = |name| Ok::<_, Error>(switch(name, lookup(name).as_deref())?.unwrap_or(true));
         options.pull &= is_on("UNISONO_CMA")?;
@@ -121,6 +114,19 @@ impl Options {
         options.relays = is_on("UNISONO_RELAY")?;
         options.host = lookup("UNISONO_HOST");
         Ok(options)
+    }
+
+    /// Over these transports alone: `shm`, `tcp` or `shm,tcp`. `name` is who says so.
+    pub fn link_by(&mut self, name: &str, transports: &str) -> Result<()> {
+        (self.shm, self.tcp) = (false, false);
+        for transport in transports.split(',').map(str::trim) {
+            match transport {
+                "shm" => self.shm = true,
+                "tcp" => self.tcp = true,
+                _ => fail!(InvalidArgument, "{name}={transports}: use shm, tcp or shm,tcp"),
+            }
+        }
+        Ok(())
     }
 
     /// TCP data connections of a link that a process with so many processors opens in a job of `size`. What

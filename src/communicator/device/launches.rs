@@ -132,7 +132,7 @@ impl Launches {
             if !self.exchange.serves_points() {
                 return Ok(Added::Not);
             }
-            let (point, signature, spans) = context.device_point(request)?;
+            let (point, signature, spans) = context.device_point(request, call)?;
             return Ok(Added::As(self.messages.add(Message { point, signature, caller }, spans)));
         }
         if !self.exchange.serves(request.kind, request.dtype, &request.operator) {
