@@ -348,6 +348,61 @@ static void aborts(int rank, int size, ncclUniqueId id) {
     }
 }
 
+static int has_another, rank_0_has_aborted[2], has_swapped[3][2], others_are_done[2];
+
+/* Of ranks 1 and 2. Both have come out of it when this returns. */
+static void swap_without_rank_0(int rank, ncclComm_t comm) {
+    float x = (float)rank, y = 0;
+    char byte;
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclSend(&x, 1, ncclFloat, 3 - rank, comm, NULL));
+    CHECK_OK(ncclRecv(&y, 1, ncclFloat, 3 - rank, comm, NULL));
+    CHECK_OK(ncclGroupEnd());
+    CHECK(y == (float)(3 - rank));
+    CHECK(write(has_swapped[3 - rank][1], "", 1) == 1 && read(has_swapped[rank][0], &byte, 1) == 1);
+}
+
+/* Rank 0 aborts behind its last call, as trainers do that just end: what the others have called, or call without it,
+ * ends well, and what needs it fails soon. It may have another communicator of the same ranks. */
+static void abort_behind_the_last_call(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), child = NULL;
+    size_t count = 4 << 20;
+    float *x = calloc(count, sizeof *x);
+    ncclResult_t state = ncclInternalError;
+    char byte = 0;
+    CHECK(x != NULL);
+    for (int i = 0; i < 3; i++) {
+        x[count - 1] = rank == 0 ? (float)i : -1;
+        CHECK_OK(ncclBroadcast(x, x, count, ncclFloat, 0, comm, NULL));
+        CHECK(x[count - 1] == (float)i);
+    }
+    if (has_another) CHECK_OK(ncclCommSplit(comm, 0, rank, &child, NULL));
+    if (rank == 0) {
+        CHECK_OK(ncclCommAbort(comm));
+        for (int other = 1; other < size; other++) CHECK(write(rank_0_has_aborted[1], "", 1) == 1);
+        for (int other = 1; other < size; other++) CHECK(read(others_are_done[0], &byte, 1) == 1);
+    } else {
+        CHECK(read(rank_0_has_aborted[0], &byte, 1) == 1);
+        /* Or it would not have heard. */
+        let_others_finish();
+        CHECK_OK(ncclCommGetAsyncError(comm, &state));
+        CHECK(state == ncclSuccess);
+        swap_without_rank_0(rank, comm);
+        double start = seconds_now();
+        CHECK_FAILS(ncclRemoteError, "rank 0", ncclAllReduce(x, x, 1, ncclFloat, ncclSum, comm, NULL));
+        CHECK(seconds_now() - start < 20);
+        CHECK_OK(ncclCommAbort(comm));
+        CHECK(write(others_are_done[1], "", 1) == 1);
+    }
+    if (has_another) {
+        float one = 1, sum = 0;
+        CHECK_OK(ncclAllReduce(&one, &sum, 1, ncclFloat, ncclSum, child, NULL));
+        CHECK(sum == (float)size);
+        CHECK_OK(ncclCommAbort(child));
+    }
+    free(x);
+}
+
 static ncclComm_t lonely;
 
 static void *abort_lonely(void *unused) {
@@ -607,6 +662,9 @@ int main(int argc, char **argv) {
     if (WANTED("nonblocking")) nccl_ranks(2, 60, nonblocking);
     if (WANTED("faults")) {
         nccl_ranks(3, 60, aborts);
+        CHECK(pipe(rank_0_has_aborted) == 0 && pipe(others_are_done) == 0);
+        for (int rank = 1; rank < 3; rank++) CHECK(pipe(has_swapped[rank]) == 0);
+        for (has_another = 0; has_another < 2; has_another++) nccl_ranks(3, 60, abort_behind_the_last_call);
         nccl_ranks(2, 60, abort_of_a_creation);
         CHECK(pipe(rank_is_done) == 0 && pipe(others_may_come) == 0);
         nccl_ranks(3, 60, a_rank_without_an_interface);

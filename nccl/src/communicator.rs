@@ -483,6 +483,18 @@ impl Communicator {
         self.interrupt();
     }
 
+    /// Ends everything that runs for good: as [`Communicator::abort`], but where nothing of this rank is under
+    /// way the other ranks hear of it only if they wait for it.
+    pub(crate) fn leave(&self) {
+        // As there.
+        self.unmade().ended = true;
+        if let Some(Ok(context)) = self.met.get() {
+            let is_at_rest = || self.making().is_empty() && self.idle() && self.failure().is_none();
+            context.leave(is_at_rest);
+        }
+        self.interrupt();
+    }
+
     fn interrupt(&self) {
         // Under the lock: whoever meets either sees this, or has let the group be seen here.
         self.meeting().aborted = true;

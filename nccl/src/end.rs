@@ -97,8 +97,10 @@ pub(crate) fn drain_destroyed(communicator: &Communicator) {
 }
 
 /// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a
-/// second. Children that are being made of it end here. From any thread, also while others wait in calls on
-/// it. Waits for no other rank. NULL is fine.
+/// second. If nothing of it is under way here, only what waits for this rank fails there; but all of it if a
+/// graph has calls of it, or if it has had sends or receives on the host and a parent or child of it is left
+/// here. Children that are being made of it end here. From any thread, also while others wait in calls on it.
+/// Waits for no other rank. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
@@ -106,7 +108,7 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
             return Ok(SUCCESS);
         }
         let Some(communicator) = communicator::take(comm)? else { return Ok(SUCCESS) };
-        communicator.abort();
+        communicator.leave();
         communicator.await_thread();
         Ok(SUCCESS)
     })

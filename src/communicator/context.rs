@@ -285,13 +285,33 @@ impl Context {
         self.abort_because(None);
     }
 
-    /// As [`Context::abort`], with a cause of the program's, which the failure tells on every rank.
-    pub fn abort_because(&self, cause: Option<&str>) {
+    /// Ends this rank's part for good. If nothing of it is under way, as far as the context or `is_at_rest`
+    /// knows, what runs or is to come fails here alone: the others are told as little as where a context is
+    /// dropped, since what they have called may be complete by what this rank has sent. Who waits for this
+    /// rank fails within a second. Else this is [`Context::abort`]; so it is where a graph has calls of the
+    /// context, whose replays on other ranks nothing else would end, and where this rank has other contexts
+    /// of the job, and has had messages on the host, or tags, in this one. Waits for nobody.
+    pub fn leave(&self, is_at_rest: impl FnOnce() -> bool) {
+        let has_left = match &self.0.membership {
+            Membership::Solo => false,
+            Membership::Group(group) => group.leave(&self.aborted(None), is_at_rest),
+        };
+        if !has_left {
+            self.abort();
+        }
+    }
+
+    fn aborted(&self, cause: Option<&str>) -> Error {
         let mut text = format!("rank {} aborted '{}'", self.rank(), self.name());
         if let Some(cause) = cause {
             text = format!("{text}: {cause}");
         }
-        self.fail(Error::new(Status::Aborted, text));
+        Error::new(Status::Aborted, text)
+    }
+
+    /// As [`Context::abort`], with a cause of the program's, which the failure tells on every rank.
+    pub fn abort_because(&self, cause: Option<&str>) {
+        self.fail(self.aborted(cause));
         if let Membership::Group(group) = &self.0.membership {
             group.end_all();
         }
@@ -385,6 +405,7 @@ pub(super) mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::engine::endpoint::Through;
     use crate::rendezvous::hash::HashStore;
 
     pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -412,6 +433,59 @@ pub(super) mod tests {
             let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
             ranks.map(|rank| rank.join().expect("a rank"))
         })
+    }
+
+    /// Has a message go from rank 0 to rank 1.
+    fn send([from, to]: &[Context; 2]) {
+        let (given, mut taken) = ([7u8; 4], [0u8; 4]);
+        let output = taken.as_mut_ptr();
+        let request = |kind, root| Request {
+            kind,
+            input: given.as_ptr(),
+            output,
+            counts: Counts::Uniform(4),
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            root,
+        };
+        let requests = [(from, request(Kind::Send, 1)), (to, request(Kind::Receive, 0))];
+        // SAFETY: the memory lives until the message has come.
+        let works = requests.map(|(context, request)| unsafe { context.start(&request, &Call::default()) });
+        for work in works {
+            work.expect("it is started").wait(Deadline::after(PATIENCE)).expect("it comes");
+        }
+        assert_eq!(taken, given);
+    }
+
+    /// Those who wait for a message hear by the goodbye alone, which the other context keeps from being said.
+    #[test]
+    fn a_rank_that_leaves_a_context_tells_the_others_where_they_would_not_hear() {
+        for (sends, has_another) in [(false, false), (false, true), (true, false), (true, true)] {
+            let both = pair([PATIENCE; 2]);
+            let others = std::thread::scope(|scope| {
+                let others = both.each_ref().map(|context| scope.spawn(|| context.duplicate()));
+                others.map(|other| other.join().expect("no panic").expect("another"))
+            });
+            let [first, second] = &others;
+            if sends {
+                send(&both);
+            }
+            let [leaves, stays] = both;
+            let (kept, signal) = match has_another {
+                true => (first.clone(), second.clone()),
+                // The goodbye goes with it.
+                false => (leaves.clone(), stays.clone()),
+            };
+            drop(others);
+            leaves.leave(|| true);
+            assert_eq!(leaves.failure().map(|error| error.status()), Some(Status::Aborted));
+            drop((leaves, kept));
+            let soon = Deadline::after(PATIENCE);
+            let Membership::Group(group) = signal.membership() else { panic!("two ranks") };
+            let has_left = || group.endpoint().has_lost_any().then_some(());
+            group.endpoint().wait(soon, Through::Messages, has_left).expect("it leaves");
+            assert_eq!(stays.failure().is_some(), sends && has_another);
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ use waiting::Sleepers;
 
 use super::control::{Answer, Control};
 use super::direct::Retired;
-use super::group::Group;
+use super::group::{Group, Numbers};
 use super::hauling::Hauling;
 use super::joint::{Alone, Team};
 use super::messages::{Messages, Mismatch, Trouble};
@@ -383,6 +383,11 @@ impl Endpoint {
         lock(&self.roster).dismiss(group);
     }
 
+    /// This rank has left a group, of which it has made the calls before these `numbers`.
+    pub(in crate::engine) fn note_left(&self, group: u64, numbers: Numbers, why: &Error) {
+        lock(&self.roster).leave(group, numbers, why);
+    }
+
     fn group(&self, id: u64) -> Option<Arc<Group>> {
         lock(&self.roster).find(id)
     }
@@ -390,7 +395,7 @@ impl Endpoint {
     /// Whether a group has failed, so that its members have been told.
     pub fn has_failed(&self, group: u64) -> bool {
         match self.group(group) {
-            Some(group) => group.failure().is_some(),
+            Some(group) => group.has_told(),
             None => lock(&self.roster).has_ended(group),
         }
     }

@@ -2,6 +2,7 @@
 
 mod failing;
 mod inquiry;
+mod leaving;
 mod making;
 mod refusals;
 mod sharing;
@@ -19,6 +20,7 @@ pub use inquiry::Inquiry;
 pub(in crate::engine) use inquiry::{CATCHING_UP, INQUIRY_LOOK};
 pub use refusals::is_everybodys;
 use spare::Spare;
+pub(in crate::engine) use turn::Numbers;
 use turn::Orders;
 pub use turn::{Calling, Turn};
 
@@ -49,6 +51,8 @@ pub struct Group {
     /// Set after the others were told of the failure: a thread that sees it may end the process.
     failed: AtomicBool,
     failure: OnceLock<Error>,
+    /// Whether the others are told nothing of that: see [`Group::leave`].
+    left: AtomicBool,
     telling: Mutex<Announced>,
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
@@ -86,6 +90,7 @@ impl Group {
             endpoint,
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
+            left: AtomicBool::new(false),
             telling: Mutex::default(),
             orders: Mutex::default(),
             spare: Mutex::default(),
@@ -506,7 +511,7 @@ impl Drop for Group {
         // In a forked child the locks may be held by threads that do not exist.
         if self.endpoint.check_fork().is_ok() {
             self.endpoint.dismiss(self);
-            self.endpoint.messages().forget(self.id, self.failed.load(Ordering::Acquire));
+            self.endpoint.messages().forget(self.id, self.has_told());
         }
     }
 }

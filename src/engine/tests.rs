@@ -7,6 +7,7 @@ mod direct;
 mod given_up;
 mod groups;
 mod hauling;
+mod leaving;
 mod long_calls;
 mod losing;
 mod midway;

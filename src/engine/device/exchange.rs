@@ -155,7 +155,20 @@ impl DeviceExchange {
     /// Those lie there until they are waited for, of which this rank does not know.
     pub fn is_referred_to(&self) -> bool {
         let Parts { windows, boards, .. } = self.parts();
-        self.in_graphs.load(Ordering::Relaxed) || boards.has_sent_signals() || lock(windows).any()
+        self.is_in_graphs() || boards.has_sent_signals() || lock(windows).any()
+    }
+
+    /// Whether something of it has been captured.
+    fn is_in_graphs(&self) -> bool {
+        self.in_graphs.load(Ordering::Relaxed)
+    }
+
+    /// Whether kernels of this rank may run, or be launched: calls are being given to streams, or are not
+    /// done, or may be replayed; or the driver refuses to say.
+    pub fn may_run(&self) -> bool {
+        // Whoever gives a call has this from before that has its number until it is launched.
+        let is_free = self.line.try_lock().is_ok();
+        !is_free || self.is_in_graphs() || retry(|| self.is_idle()) != Ok(true)
     }
 
     /// What tells when that memory has been given back.

@@ -65,6 +65,11 @@ impl<T> Dormant<T> {
         names.into_iter().filter_map(|name| self.take(name)).collect()
     }
 
+    /// Whether any is `wanted`.
+    pub(super) fn any(&self, wanted: impl Fn(&T) -> bool) -> bool {
+        self.all.values().any(|(operation, _)| wanted(operation))
+    }
+
     /// When the next one is due.
     pub(super) fn next_due(&self) -> Deadline {
         self.due.first().map_or(Deadline::NEVER, |(moment, _)| Deadline::at(*moment))

@@ -69,7 +69,11 @@ impl Port for Endpoint {
                 self.wake();
             }
             Some(Control::Call { key, signature }) => {
-                if let Some(group) = self.group(key.group) {
+                let never = lock(&self.roster).why_never(key).cloned();
+                if let Some(error) = never {
+                    let told = Control::Failure { group: key.group, error };
+                    self.registration().send_control(peer, &told.encode());
+                } else if let Some(group) = self.group(key.group) {
                     group.hear(peer, key, signature);
                 }
             }

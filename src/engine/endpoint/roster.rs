@@ -4,7 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
-use crate::engine::group::Group;
+use crate::engine::group::{Group, Numbers};
+use crate::engine::wire::Key;
 use crate::error::Error;
 
 /// How many failures of groups that are not here are kept.
@@ -18,6 +19,8 @@ pub(super) struct Roster {
     early: VecDeque<(u64, Error)>,
     /// Failed groups that are gone here. The oldest give way.
     ended: VecDeque<u64>,
+    /// Groups that this rank has left, what it has called in them, and why. The oldest give way.
+    left: VecDeque<(u64, Numbers, Error)>,
     /// Peers that are dead: groups made later must not wait for them.
     lost: HashMap<u32, Error>,
 }
@@ -40,9 +43,20 @@ impl Roster {
     /// Forgets a group, but not at once that it failed.
     pub(super) fn dismiss(&mut self, group: &Group) {
         self.live.remove(&group.id());
-        if group.failure().is_some() {
+        if group.has_told() {
             remember(&mut self.ended, group.id());
         }
+    }
+
+    /// This rank has left a group, of which it has made the calls before these.
+    pub(super) fn leave(&mut self, id: u64, numbers: Numbers, why: &Error) {
+        remember(&mut self.left, (id, numbers, why.clone()));
+    }
+
+    /// Why this rank will never make a call, if it has left the group without.
+    pub(super) fn why_never(&self, call: Key) -> Option<&Error> {
+        let left = self.left.iter().find(|(id, ..)| *id == call.group);
+        left.filter(|(_, numbers, _)| numbers.lack(call)).map(|(.., why)| why)
     }
 
     /// The group with this id.

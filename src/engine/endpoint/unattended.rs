@@ -199,6 +199,13 @@ impl Unattended {
         lock(&self.list).awake.iter().any(left)
     }
 
+    /// Whether any is of this group.
+    fn any_of(&self, group: &Group) -> bool {
+        let ours = |running: &Arc<Running>| std::ptr::eq(&**running.group(), group);
+        let list = lock(&self.list);
+        list.awake.iter().any(ours) || list.dormant.any(ours)
+    }
+
     /// Whether any is on the host alone.
     pub(super) fn any_on_host(&self) -> bool {
         self.on_host() > 0
@@ -334,6 +341,11 @@ impl Endpoint {
     /// An operation has ended: nobody moves it any more.
     pub fn disown(&self, running: &Running) {
         self.unattended.remove(running);
+    }
+
+    /// Whether operations of a group were started and have not ended.
+    pub fn has_running(&self, group: &Group) -> bool {
+        self.unattended.any_of(group)
     }
 
     /// How many are not looked at until something comes for them.

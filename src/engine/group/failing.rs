@@ -5,6 +5,7 @@
 //! | | makes it the group's | tells the others | adds the call's text | ends the turn |
 //! |---|---|---|---|---|
 //! | [`Group::latch`] | if it is the first | as its caller does | | |
+//! | [`Group::leave`] | if it is the first | only who waits | | |
 //! | [`Group::fail`] | if it is the first | as it is | | |
 //! | [`Group::fail_here`] | as `fail` | with this rank's number | | |
 //! | [`Group::or_fail`], [`Group::or_fail_on`] | if [it is everybody's](super::is_everybodys) | as `fail_here` | | |
@@ -47,6 +48,11 @@ impl Group {
         self.failure.get().cloned()
     }
 
+    /// Whether there was one that the others were told of.
+    pub(in crate::engine) fn has_told(&self) -> bool {
+        self.failure().is_some() && !self.left.load(Ordering::Acquire)
+    }
+
     /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it:
     /// who does may end the process, and without a goodbye. So it is waited for a moment until they are told,
     /// but for the service thread, which tells them. Whether it was the first: then whoever has no caller to
@@ -70,17 +76,22 @@ impl Group {
         drop(telling);
         told.wait(Deadline::after(TELLING));
         drop(seen);
-        // Against `link_devices`: either this sees the exchange, or that sees the failure.
-        fence(Ordering::SeqCst);
-        if let Some(exchange) = self.devices.get().and_then(Way::exchange) {
-            exchange.abort();
-        }
+        self.end_kernels();
         if first {
             self.fail_children(error);
             self.endpoint.awaken_all(self);
             self.endpoint.wake();
         }
         first
+    }
+
+    /// Ends this rank's kernels, now that a failure can be seen.
+    pub(super) fn end_kernels(&self) {
+        // Against `link_devices`: either this sees the exchange, or that sees the failure.
+        fence(Ordering::SeqCst);
+        if let Some(exchange) = self.devices.get().and_then(Way::exchange) {
+            exchange.abort();
+        }
     }
 
     /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held

@@ -108,6 +108,27 @@ pub(super) struct Orders {
     spent: Spent,
 }
 
+/// The numbers of the next calls without a tag, modulo 2^32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) struct Numbers {
+    ordered: u32,
+    points: u32,
+    internal: u32,
+    captured: u32,
+}
+
+impl Numbers {
+    /// Whether a collective is none of the calls before these: who makes no more will never make it.
+    pub(in crate::engine) fn lack(self, call: Key) -> bool {
+        let next = match call.class {
+            Class::Ordered => self.ordered,
+            Class::Internal => self.internal,
+            Class::Tagged | Class::PointToPoint | Class::Captured => return false,
+        };
+        call.sequence.wrapping_sub(next) < 1 << 31
+    }
+}
+
 /// Those of one class and tag: one runs at a time.
 #[derive(Default)]
 pub(super) struct Order {
@@ -202,7 +223,30 @@ impl Orders {
     /// Whether there has been any call but the engine's own.
     pub(super) fn have_begun(&self) -> bool {
         let numbered = [&self.ordered, &self.points, &self.captured];
-        numbered.iter().any(|order| order.next > 0) || !self.tagged.is_empty() || !self.spent.is_empty()
+        numbered.iter().any(|order| order.next > 0) || self.have_tags()
+    }
+
+    /// The numbers of the calls to come.
+    pub(super) fn numbers(&self) -> Numbers {
+        let Orders { ordered, points, internal, captured, .. } = self;
+        let [ordered, points, internal, captured] =
+            [ordered, points, internal, captured].map(|order| order.next);
+        Numbers { ordered, points, internal, captured }
+    }
+
+    /// Whether any call but a send or a receive has its turn.
+    pub(super) fn have_turns(&self) -> bool {
+        self.ordered.due.is_some() || self.internal.due.is_some() || !self.tagged.is_empty()
+    }
+
+    /// Whether there has been any send or receive.
+    pub(super) fn have_points(&self) -> bool {
+        self.points.next > 0
+    }
+
+    /// Whether there has been any call with a tag.
+    pub(super) fn have_tags(&self) -> bool {
+        !self.tagged.is_empty() || !self.spent.is_empty()
     }
 
     /// Tags of which something is kept, neighbours as one.
@@ -215,6 +259,22 @@ impl Orders {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_lack_the_collectives_to_come() {
+        let mut orders = Orders::default();
+        orders.of(Class::Ordered, 0).next = 2;
+        orders.of(Class::Internal, 0).next = u32::MAX;
+        orders.of(Class::PointToPoint, 0).next = 1;
+        let numbers = orders.numbers();
+        let lacks = |class, sequence| numbers.lack(Key { group: 1, tag: 0, sequence, slot: 0, class });
+        assert_eq!(
+            [u32::MAX, 0, 1, 2, 3].map(|at| lacks(Class::Ordered, at)),
+            [false, false, false, true, true]
+        );
+        assert_eq!([u32::MAX - 1, u32::MAX, 0].map(|at| lacks(Class::Internal, at)), [false, true, true]);
+        assert!(!lacks(Class::PointToPoint, 5), "they are numbered in another way");
+    }
 
     #[test]
     fn a_call_waits_for_a_late_one_to_say_why_and_not_for_ever() {

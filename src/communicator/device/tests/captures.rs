@@ -62,6 +62,37 @@ fn graphs_that_are_mixed_with_other_calls_run_in_the_order_of_their_launches() {
     }
 }
 
+/// Replays of graphs have no numbers: nothing but a failure ends those of other ranks.
+#[test]
+fn a_rank_that_leaves_fails_the_others_where_graphs_have_calls() {
+    for captures in [false, true] {
+        let done = std::sync::Barrier::new(2);
+        ranks(&processes(2), words, |context, (double, _, device)| {
+            let (output, stream) = (double.memory(*device, 4), double.stream(*device));
+            let call = sum(context, 1, output, Some(stream), PATIENCE);
+            run(&call).expect("a sum");
+            if captures {
+                double.begin_capture(stream, *device);
+                // SAFETY: the double trusts no addresses.
+                unsafe { call.enqueue() }.expect("captured");
+                double.end_capture(stream, *device).expect("a graph");
+            }
+            done.wait();
+            if context.rank() == 0 {
+                context.leave(|| true);
+                let error = context.failure().expect("it has left");
+                assert_eq!(error.status(), Status::Aborted, "{error}");
+            } else if captures {
+                until("the news", || context.failure().is_some());
+            } else {
+                let error = run(&call).expect_err("rank 0 has left");
+                assert_eq!(error.status(), Status::PeerFailed, "{error}");
+                assert!(error.text().contains("rank 0 ("), "{error}");
+            }
+        });
+    }
+}
+
 /// Has `to` go on behind what `from` has been given: both are in its capture then.
 fn follow(devices: &Arc<Devices>, device: u32, from: StreamHandle, to: StreamHandle) {
     // SAFETY: the double trusts no handles.
