@@ -24,7 +24,7 @@ use crate::engine::operation::Operation;
 use crate::engine::point::{Message, Point};
 use crate::engine::wire::Class;
 use crate::error::{Result, fail};
-use crate::reduce::{Operand, Operator, Reducer, Representation};
+use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 use crate::signature::Signature;
 
 impl Context {
@@ -302,7 +302,7 @@ impl Context {
         let make = unsafe { self.make(group, &mut checked, by_messages, request.operator, call, buffers) };
         let make = self.or_fail(make)?;
         let mut signature = call.compared(checked.signature);
-        if sends_no_elements(&checked, buffers) {
+        if sends_no_elements(checked.dtype, checked.operator, buffers) {
             signature = signature.over_several();
         }
         Ok(Next::Step(Step { group, calling: calling_collective(call, signature), make }))
@@ -447,13 +447,10 @@ pub(super) fn widen(
 /// Whether messages have accumulators of another type where those of a rank with one buffer have elements:
 /// both may be of the same bytes, so the ranks compare it. Averages compare how many buffers there are, and
 /// what is scaled is accumulators with one buffer, too.
-fn sends_no_elements(checked: &Checked, buffers: &[*mut u8]) -> bool {
+pub(super) fn sends_no_elements(dtype: DataType, operator: Option<Operator>, buffers: &[*mut u8]) -> bool {
     buffers.len() > 1
-        && checked.dtype.accumulator() != checked.dtype
-        && !matches!(
-            checked.operator,
-            None | Some(Operator::Average | Operator::PreMulSum(_) | Operator::Custom(_))
-        )
+        && dtype.accumulator() != dtype
+        && !matches!(operator, None | Some(Operator::Average | Operator::PreMulSum(_) | Operator::Custom(_)))
 }
 
 /// Whether calls whose lists may differ from rank to rank go by messages: once the ranks have agreed that

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::batch::Pending;
+use super::calls::sends_no_elements;
 use super::context::{Context, Membership};
 use super::device::not_on_host;
 use super::several::{Parts, Several};
@@ -68,7 +69,8 @@ enum Body {
     /// Host memory, with all buffers of an operation that takes several; or one call on device memory without
     /// streams.
     Call(Vec<*mut u8>),
-    /// One call on device memory, in the order of a stream; and that of the input, if it has another.
+    /// One call on device memory, or on none, in the order of a stream; and that of the input, if it has
+    /// another.
     Stream(Option<Apart>),
     /// Several device pointers.
     Several(Box<Several>),
@@ -333,7 +335,7 @@ unsafe fn body_of(
         return Ok(Body::Call(if many { options.buffers } else { Vec::new() }));
     }
     let devices = cuda.devices()?;
-    if many && buffers.len() > 1 {
+    if many && buffers.len() > 1 && options.count > 0 {
         let max_blocks = least_limit([context.max_blocks(), call.max_blocks]);
         let kernels = limited(FoldKernels::open(), max_blocks);
         let parts = Parts {
@@ -362,6 +364,13 @@ unsafe fn body_of(
     let of = if many || request.output.is_null() { main_of(&options, is_root) } else { 1 };
     let Some(&stream) = streams.get(of) else { return Ok(Body::Call(Vec::new())) };
     call.stream = Some(stream);
+    if options.count == 0 {
+        // Several buffers are compared as in a call on host memory, which another rank may make of it.
+        let operator = kind.reduces().then_some(request.operator);
+        let sends_others = sends_no_elements(request.dtype, operator, buffers);
+        call.combined = sends_others.then_some((request.dtype, request.operator.number()));
+        return Ok(Body::Stream(None));
+    }
     // SAFETY: the caller's promise.
     Ok(Body::Stream(unsafe { Apart::new(devices, &options) }?))
 }
@@ -396,17 +405,18 @@ fn check_apart(buffers: &[*mut u8], count: u64, dtype: DataType) -> Result<()> {
     Ok(())
 }
 
-/// Whether the buffers are device memory. All are, or none is; what is not has no streams.
+/// Whether the buffers are device memory. All are, or none is; what is not has no streams. Where they are
+/// does not matter if nothing is in them: then, whether they have streams.
 fn on_devices(
     options: &AlgorithmOptions,
     locate: &mut dyn FnMut(u64) -> Result<Option<Location>>,
 ) -> Result<bool> {
     let AlgorithmOptions { buffers, streams, count, .. } = options;
-    if *count == 0 {
-        return Ok(false);
-    }
     if !streams.is_empty() && streams.len() != buffers.len() {
         fail!(InvalidArgument, "{} streams were given for {} pointers", streams.len(), buffers.len());
+    }
+    if *count == 0 {
+        return Ok(!streams.is_empty());
     }
     let mut first = None;
     let given = |(_, buffer): &(usize, &*mut u8)| !buffer.is_null();

@@ -12,7 +12,7 @@ mod turn;
 use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ pub(in crate::engine) use inquiry::{CATCHING_UP, INQUIRY_LOOK};
 pub use refusals::is_everybodys;
 use spare::Spare;
 pub(in crate::engine) use turn::Numbers;
-use turn::Orders;
+use turn::{Book, Locked, Orders};
 pub use turn::{Calling, Turn};
 
 use super::device::{Layout, Way};
@@ -54,7 +54,7 @@ pub struct Group {
     /// Whether the others are told nothing of that: see [`Group::leave`].
     left: AtomicBool,
     telling: Mutex<Announced>,
-    orders: Mutex<Orders>,
+    orders: Book,
     spare: Mutex<Spare>,
     direct: OnceLock<Arc<Direct>>,
     devices: OnceLock<Way>,
@@ -92,7 +92,7 @@ impl Group {
             failure: OnceLock::new(),
             left: AtomicBool::new(false),
             telling: Mutex::default(),
-            orders: Mutex::default(),
+            orders: Book::default(),
             spare: Mutex::default(),
             direct: OnceLock::new(),
             devices: OnceLock::new(),
@@ -261,16 +261,17 @@ impl Group {
     ) -> Result<Arc<Running>> {
         let mut orders = self.orders(&calling.signature)?;
         let (turn, free) = self.take_turn(&mut orders, calling);
+        // What has its turn may begin as it is made, and ask the driver: others end their calls meanwhile.
+        let orders = (!free).then_some(orders);
         let running = Running::new(self.clone(), turn, make(&turn).boxed());
         self.endpoint.adopt(running.clone());
-        if !free {
+        if let Some(mut orders) = orders {
             orders.of(turn.class, turn.tag).queue.push_back(running.clone());
             drop(orders);
             running.prepare();
             self.endpoint.kick();
             return Ok(running);
         }
-        drop(orders);
         if running.activate() {
             self.pass_on(&turn);
         }
@@ -293,10 +294,10 @@ impl Group {
 
     /// The orders, for a call that may have a turn: a group that had failed when the last one passed on gives
     /// none.
-    fn orders(&self, signature: &Signature) -> Result<MutexGuard<'_, Orders>> {
+    fn orders(&self, signature: &Signature) -> Result<Locked<'_>> {
         // A child may find the lock taken for ever.
         self.endpoint.check_fork()?;
-        let orders = lock(&self.orders);
+        let orders = self.orders.lock();
         self.check(signature)?;
         Ok(orders)
     }
@@ -363,7 +364,7 @@ impl Group {
     /// something else under that number find out. For one thread at a time.
     pub fn announce(&self, signature: Signature, timeout: Option<Duration>) -> Result<Turn> {
         self.check(&signature)?;
-        let sequence = lock(&self.orders).of(Class::Ordered, 0).next();
+        let sequence = self.orders.lock().of(Class::Ordered, 0).next();
         Ok(self.turn(Calling { class: Class::Ordered, tag: 0, signature, timeout }, sequence))
     }
 
@@ -417,7 +418,7 @@ impl Group {
     /// Whether another call waits for the turn of one that has not ended. None of a tag does: what is kept
     /// for that goes with its last call.
     pub fn is_followed(&self, turn: &Turn) -> bool {
-        turn.class == Class::Ordered && !lock(&self.orders).of(Class::Ordered, 0).queue.is_empty()
+        turn.class == Class::Ordered && !self.orders.lock().of(Class::Ordered, 0).queue.is_empty()
     }
 
     /// Gives the next call its turn: once for each turn.
@@ -426,7 +427,7 @@ impl Group {
             return;
         }
         loop {
-            let next = lock(&self.orders).end(turn.class, turn.tag);
+            let next = self.orders.lock().end(turn.class, turn.tag);
             match next {
                 // It needs no turn any more.
                 Some(next) if next.activate() => {}
@@ -439,13 +440,13 @@ impl Group {
     /// As if there had been so many collectives.
     #[cfg(test)]
     pub(super) fn pretend_calls(&self, count: u32) {
-        lock(&self.orders).of(Class::Ordered, 0).pretend(count);
+        self.orders.lock().of(Class::Ordered, 0).pretend(count);
     }
 
     /// Tags of which something is kept for their next calls, neighbours as one.
     #[cfg(test)]
     pub(super) fn kept_tags(&self) -> usize {
-        lock(&self.orders).entries()
+        self.orders.lock().entries()
     }
 
     /// Sends that have not been posted.

@@ -6,7 +6,32 @@
 //! memory, and the first launch of a kernel that is loaded lazily; streams were seen to (an H200, driver
 //! 580), and what maps or frees memory may.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
+
 use super::*;
+
+/// While a thread has one, it has something locked that calls need to end, and is to ask the driver for
+/// nothing: the double complains if it does.
+pub(crate) struct Barred(PhantomData<*const ()>);
+
+thread_local! {
+    /// How many this thread has.
+    static BARRED: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Barred {
+    pub(crate) fn new() -> Barred {
+        BARRED.set(BARRED.get() + 1);
+        Barred(PhantomData)
+    }
+}
+
+impl Drop for Barred {
+    fn drop(&mut self) {
+        BARRED.set(BARRED.get() - 1);
+    }
+}
 
 /// Which calls wait for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +93,9 @@ impl Double {
     pub(super) fn admit(&self, call: &'static str) -> MutexGuard<'_, Machine> {
         let thread = std::thread::current().id();
         let mut machine = self.lock();
+        if BARRED.get() > 0 {
+            machine.complain(format!("{call} was called with something locked that calls need to end"));
+        }
         let is_open = |machine: &Machine| machine.driver.as_ref().is_none_or(|lock| lock.is_open_to(thread));
         if is_open(&machine) {
             return machine;

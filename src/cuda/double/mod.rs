@@ -31,7 +31,7 @@ pub(crate) use clock::Clock;
 use heap::Place;
 use kernel::Kernel;
 use lock::Lock;
-pub(crate) use lock::Waiting;
+pub(crate) use lock::{Barred, Waiting};
 use machine::{Channel, Machine, Pending, Queue, Recorded};
 use task::{Carrying, Task};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Group, Turn};
 use crate::deadline::Deadline;
 use crate::engine::control::{Answer, Control};
-use crate::engine::endpoint::{Look, RECENT, lock};
+use crate::engine::endpoint::{Look, RECENT};
 use crate::engine::messages::{Failure, Mismatch};
 use crate::engine::operation::Operation;
 use crate::engine::recorder::{Awaited, Recorder};
@@ -101,7 +101,7 @@ impl Group {
     /// Whether this rank has called anything. Never waits.
     pub(in crate::engine) fn has_called(&self) -> bool {
         // Where it is locked, a call is being made.
-        self.orders.try_lock().map_or(true, |orders| orders.have_begun())
+        self.orders.try_lock().is_none_or(|orders| orders.have_begun())
     }
 
     /// A rank of this group with its host and process.
@@ -271,7 +271,7 @@ impl Group {
     /// Whether the call that has the turn before this one is late, too, and may be about to say why: that one
     /// knows whom it waits for. Not for ever, also if nobody looks at it.
     pub fn may_yet_tell(&self, turn: &Turn) -> bool {
-        lock(&self.orders).may_yet_tell(turn.class, turn.tag, Instant::now())
+        self.orders.lock().may_yet_tell(turn.class, turn.tag, Instant::now())
     }
 
     /// Why a call whose turn has not come in time gives up.

@@ -20,12 +20,12 @@ impl Group {
         if self.endpoint.check_fork().is_err() {
             return false;
         }
-        let before = lock(&self.orders).numbers();
+        let before = self.orders.lock().numbers();
         // They see the calls before these numbers.
         if self.endpoint.has_running(self) || self.may_run_on_device() || !is_at_rest() {
             return false;
         }
-        let orders = lock(&self.orders);
+        let orders = self.orders.lock();
         let numbers = orders.numbers();
         if numbers != before || orders.have_turns() || !self.is_heard_leaving(&orders) {
             return false;

@@ -1,12 +1,16 @@
 //! The order of calls: each has a turn among those of its class and tag.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::Group;
 use super::inquiry::{CATCHING_UP, HEARSAY, INQUIRY};
+#[cfg(test)]
+use crate::cuda::double::Barred;
 use crate::deadline::Deadline;
+use crate::engine::endpoint::lock;
 use crate::engine::operation::Running;
 use crate::engine::recorder::Slot;
 use crate::engine::spent::Spent;
@@ -126,6 +130,54 @@ impl Numbers {
             Class::Tagged | Class::PointToPoint | Class::Captured => return false,
         };
         call.sequence.wrapping_sub(next) < 1 << 31
+    }
+}
+
+/// Where the orders of a group are.
+#[derive(Default)]
+pub(super) struct Book(Mutex<Orders>);
+
+impl Book {
+    /// The orders. Whoever has them asks the driver for nothing: it may wait for streams, these for calls,
+    /// and calls for the orders, to give the next one its turn.
+    pub(super) fn lock(&self) -> Locked<'_> {
+        Locked::of(lock(&self.0))
+    }
+
+    /// The same, if no thread has them.
+    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
+        self.0.try_lock().ok().map(Locked::of)
+    }
+}
+
+/// The orders of a group, which one thread has.
+pub(super) struct Locked<'a> {
+    orders: MutexGuard<'a, Orders>,
+    #[cfg(test)]
+    _barred: Barred,
+}
+
+impl Locked<'_> {
+    fn of(orders: MutexGuard<'_, Orders>) -> Locked<'_> {
+        Locked {
+            orders,
+            #[cfg(test)]
+            _barred: Barred::new(),
+        }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Orders;
+
+    fn deref(&self) -> &Orders {
+        &self.orders
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Orders {
+        &mut self.orders
     }
 }
 

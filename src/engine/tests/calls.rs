@@ -30,6 +30,40 @@ fn an_operation_that_fails_lets_go_of_its_buffers() {
     assert_eq!(abandoned.load(Ordering::Relaxed), 1);
 }
 
+/// The driver may keep a receive there until a stream goes on that waits for the others.
+#[test]
+fn a_call_that_is_held_up_as_it_is_made_keeps_no_other_from_its_end() {
+    let [group, _other] = &pair(true);
+    let good = || Scripted(Some(Ok(Completion::default())), Arc::default());
+    let end = |running: Arc<Running>| {
+        let ended = running.wait(Deadline::after(Duration::from_secs(20)));
+        ended.expect("it ends").expect("a good call");
+    };
+    for (held, others) in [(Class::PointToPoint, Class::Ordered), (Class::Ordered, Class::Tagged)] {
+        let ((tell, told), (release, released)) = (mpsc::channel(), mpsc::channel());
+        let begin = move || {
+            let mut answer = Ok(());
+            let make = |_: &Turn| {
+                tell.send(()).expect("the test waits");
+                answer = released.recv_timeout(Duration::from_secs(20));
+                good()
+            };
+            end(group.start(calling(held, 0, BARRIER, None), make).expect("it starts"));
+            answer
+        };
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(begin);
+            told.recv().expect("it is being made");
+            for _ in 0..2 {
+                end(group.start(calling(others, 0, BARRIER, None), |_| good()).expect("it starts"));
+            }
+            // Nobody listens where it has waited in vain.
+            let _ = release.send(());
+            assert_eq!(thread.join().expect("no panic"), Ok(()), "{others:?} ended behind {held:?}");
+        });
+    }
+}
+
 #[test]
 fn a_call_whose_turn_does_not_come_says_on_which_rank() {
     let [group, other] = pair(true);

@@ -592,3 +592,32 @@ fn a_call_whose_stream_waits_asks_nothing_of_what_others_have_left() {
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
+
+/// What the driver waits for may be a stream, and that for a call of the group that has to end: the double
+/// complains of driver calls that keep those from it.
+#[test]
+fn a_receive_whose_message_is_there_begins_with_nothing_locked() {
+    let complaints = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        let (into, mut words) = (rank.memory(&[0; 2]), [7i32, 8]);
+        let host = words.as_mut_ptr().addr() as u64;
+        let message = |kind, address, count, tag| {
+            let (from, to) = if kind == Kind::Send { (address, 0) } else { (0, address) };
+            (request(kind, from, to, count, 1 - rank.rank), Call { tag: Some(tag), ..Call::default() })
+        };
+        let run = |(request, call): (Request, Call)| rank.run(&request, &call).expect("a message");
+        for (tag, kind) in (0..).step_by(2).zip([Kind::Receive, Kind::ReceiveAny]) {
+            if rank.rank == 1 {
+                run(message(Kind::Send, host, 2, tag));
+                run(message(Kind::Send, host, 1, tag + 1));
+                continue;
+            }
+            // The first comes before it.
+            run(message(Kind::Receive, host, 1, tag + 1));
+            let (request, call) = message(kind, into, 2, tag);
+            rank.start(&request, &call).expect("it starts").wait(deadline()).expect("a message");
+        }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}

@@ -142,6 +142,52 @@ fn a_run_over_several_pointers_is_complete_when_the_host_is_done_too() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
+/// Nobody looks at what its pointers are.
+#[test]
+fn a_run_over_nothing_with_streams_is_given_to_them() {
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        let second = rank.double.stream(0);
+        let one = AlgorithmOptions {
+            buffers: vec![std::ptr::null_mut()],
+            streams: vec![rank.stream],
+            ..algorithm(Kind::Allreduce, [0; 2], &[], 0)
+        };
+        // Of several short floats each, also beside a rank that gives no streams.
+        let streams: &[StreamHandle] = if rank.rank == 0 { &[rank.stream, second] } else { &[] };
+        let mixed =
+            AlgorithmOptions { dtype: DataType::F16, ..algorithm(Kind::Allreduce, [0; 2], streams, 0) };
+        // The second is the output's.
+        let apart = algorithm(Kind::Allgather, [8, 16], &[second, rank.stream], 0);
+        let mut wrong = Vec::new();
+        for (name, options) in [("one", one), ("mixed", mixed), ("apart", apart)] {
+            let object = rank.prepare(options);
+            let ended = if rank.rank == 0 {
+                let gate = rank.gate();
+                let given = object.run();
+                met.wait();
+                // The other looks whether it ends.
+                met.wait();
+                gate.release();
+                given
+            } else {
+                met.wait();
+                let work = object.start();
+                std::thread::sleep(Duration::from_millis(20));
+                let early = work.as_ref().ok().and_then(Work::test);
+                wrong.extend(early.map(|early| format!("{name} ended before rank 0's stream: {early:?}")));
+                met.wait();
+                work.and_then(|work| work.wait(Deadline::after(PATIENCE))).map(drop)
+            };
+            wrong.extend(ended.err().map(|error| format!("{name} on rank {}: {error}", rank.rank)));
+        }
+        wrong.extend(rank.drain());
+        wrong
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 #[test]
 fn a_run_without_streams_that_fails_has_done_with_its_pointers() {
     let met = Barrier::new(2);
