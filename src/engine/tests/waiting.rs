@@ -135,7 +135,17 @@ fn receives_behind_a_full_ring(ends: impl FnOnce(&Running), then: impl FnOnce(Ar
     let [sender, receiver] = linked_pair(true);
     let (bytes, mut came) = (vec![7; LARGE], vec![0; LARGE]);
     let sent = send(&sender, 1, &bytes);
-    let stopped = sender.endpoint().messages();
+    let end = Deadline::after(LOST);
+    let stopped = loop {
+        // Another thread may have been at it, and have that before it.
+        let messages = sender.endpoint().messages();
+        if messages.operations() > 0 && messages.backlog(1) == 0 {
+            break messages;
+        }
+        drop(messages);
+        assert!(!end.expired(), "where the message is has not been told");
+        std::thread::yield_now();
+    };
     // A frame has 64 bytes, too, and the ring 256 KiB.
     for _ in 0..2048 {
         done(&send(&receiver, 2, &[0; 64]));
