@@ -36,7 +36,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     std::unique_ptr<::gloo::transport::Pair> &createPair(int peer) override;
     std::unique_ptr<::gloo::transport::UnboundBuffer> createUnboundBuffer(void *ptr, std::size_t bytes) override;
 
-    /* To be held as long as something is under way: a context that is closed meanwhile is aborted. */
+    /* To be held as long as a collective is under way: a context that is closed meanwhile is aborted. */
     std::shared_ptr<unisono_context_t> native() override {
         std::lock_guard<std::mutex> hold(mutex_);
         if (!native_ && !closed_ && size == 1) {
@@ -90,7 +90,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
                 there->close();
             }
         }
-        // Whoever is in a call holds it, and so do sends and receives that have not been waited for.
+        // Whoever is in a collective holds it. Messages have been ended one by one.
         if (native && native.use_count() > 1) {
             unisono_context_abort(native.get());
         }
