@@ -1,6 +1,7 @@
 // C++17: the gloo face with ranks as threads: contexts, how they are closed and connected, and their devices.
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -213,6 +214,94 @@ void others_go_on_when_a_rank_closes() {
         run(idle, false);
         run(idle, true);
     }
+}
+
+using Close = std::function<void()>;
+
+/* Rank 2 closes its connections in `closing`, where it calls what it is given; rank 0 does `peer` before. The others are
+   told that rank 2 has left where they need it, and go on. */
+void check_leaves_alone(const char *name, const std::function<void(const GlooContext &, const Close &)> &closing,
+                        const Body &peer = [](const GlooContext &) {}) {
+    std::atomic<int> told{0};
+    const auto body = [&](const GlooContext &context) {
+        if (context->rank == 2) {
+            closing(context, [&] {
+                meet(context, 0, 3);
+                within(5, [&] { context->closeConnections(); });
+                // What it has lives on until the others have noticed.
+                for (int i = 0; i < 20000 && told < 2; i++) {
+                    pause_for(1);
+                }
+                CHECK_EQ(told.load(), 2);
+            });
+            return;
+        }
+        if (context->rank == 0) {
+            peer(context);
+            meet(context, 2, 3);
+        }
+        CHECK_THROWS(IoException, "rank 2", receive_now(context, 2, 7, 1));
+        told++;
+        // If rank 2 had aborted the group, that would be known here soon.
+        pause_for(100);
+        for (int i = 0; i < 50; i++) {
+            meet(context, 1 - context->rank, 5);
+        }
+    };
+    try {
+        as_threads(3, body);
+    } catch (const std::exception &error) {
+        throw std::logic_error(MakeString(name, ": ", error.what()));
+    }
+}
+
+void messages_of_a_rank_that_closes_end_alone() {
+    check_leaves_alone("messages that do not end", [](const GlooContext &context, const Close &close) {
+        // So long a message is not sent before the other side asks for it.
+        Bytes memory(20 * MiB);
+        const auto buffer = make_unbound(context, memory);
+        buffer->recv(0, 98, 0, 8);
+        buffer->send(0, 99);
+        close();
+        CHECK_THROWS(IoException, "closed", buffer->waitRecv());
+        CHECK_THROWS(IoException, "closed", buffer->waitSend());
+    });
+    for (const Wait &wait : waits()) {
+        if (!wait.collective) {
+            check_leaves_alone(wait.name, [&wait](const GlooContext &context, const Close &close) {
+                auto waiting =
+                    std::async(std::launch::async, [&] { wait.call(context, 0, gloo::transport::kUnsetTimeout); });
+                CHECK(!ended(waiting, 50));
+                close();
+                CHECK_THROWS(IoException, "closed", waiting.get());
+            });
+        }
+    }
+}
+
+/* Each can be waited for once, though the connections are closed. */
+void complete_messages_stay_so_when_a_rank_closes() {
+    check_leaves_alone(
+        "complete messages",
+        [](const GlooContext &context, const Close &close) {
+            Bytes memory = pattern(16, 2);
+            const auto buffer = make_unbound(context, memory);
+            buffer->recv(0, 98, 0, 8);
+            buffer->send(0, 99, 8, 8);
+            close();
+            int from = -1, to = -1;
+            CHECK(buffer->waitRecv(&from));
+            CHECK(buffer->waitSend(&to));
+            CHECK_EQ(from, 0);
+            CHECK_EQ(to, 0);
+            CHECK(Bytes(memory.begin(), memory.begin() + 8) == pattern(8, 1));
+            CHECK_THROWS(IoException, "closed", buffer->waitRecv());
+            CHECK_THROWS(IoException, "closed", buffer->waitSend());
+        },
+        [](const GlooContext &context) {
+            send_now(context, 2, 98, pattern(8, 1));
+            receive_now(context, 2, 99, 8);
+        });
 }
 
 // ---- connecting
@@ -503,6 +592,8 @@ int main() {
         {"closing ends what others wait for", closing_ends_what_others_wait_for},
         {"nothing works after closing", nothing_works_after_closing},
         {"others go on when a rank closes", others_go_on_when_a_rank_closes},
+        {"messages of a rank that closes end alone", messages_of_a_rank_that_closes_end_alone},
+        {"complete messages stay so when a rank closes", complete_messages_stay_so_when_a_rank_closes},
         {"contexts from a context", contexts_from_a_context},
         {"contexts connected by hand", contexts_connected_by_hand},
         {"pairs that are left out", pairs_that_are_left_out},

@@ -214,6 +214,10 @@ void forks_after_contexts() {
         Bytes untaken(3 * MiB);
         auto sender = make_send(context, 1, 9, untaken);
         sender->send();
+        const auto awaited = make_unbound(context, memory);
+        awaited->recv(1, 9);
+        auto waiting = std::async(std::launch::async, [&] { return awaited->waitRecv(); });
+        CHECK(!ended(waiting, 50));
         Child child([&] {
             CHECK_THROWS(gloo::Exception, "", barrier(context));
             CHECK_THROWS(gloo::Exception, "", buffer->send(1, 1));
@@ -221,9 +225,12 @@ void forks_after_contexts() {
                 CHECK_THROWS(gloo::Exception, "before a fork", receiver->waitRecv());
                 CHECK_THROWS(gloo::Exception, "before a fork", sender->waitSend());
                 receiver.reset(), sender.reset();
+                context->closeConnections();
             });
             use(connect_on(device, 0, 2, store_in(directory.path(), "two")));
         });
+        awaited->abortWaitRecv();
+        CHECK(!waiting.get());
         pause_for(300);
         signs.give();
         use(context);

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::collective::request::{Counts, Kind, Request};
+use crate::communicator::context::Membership;
 use crate::communicator::{Call, Context, Work};
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
@@ -108,10 +109,15 @@ impl Buffer {
     }
 
     /// Ends the waits that are under way with `Aborted`. The messages go on.
-    pub fn abort_wait(&self) {
+    pub fn abort_wait(&self) -> Result<()> {
+        // Before anything is locked: in a child, by a thread that is not there.
+        if let Membership::Group(group) = self.context.membership() {
+            group.endpoint().check_fork()?;
+        }
         self.sends.abort();
         self.receives.abort();
         self.context.wake();
+        Ok(())
     }
 
     /// Where a part begins.

@@ -148,8 +148,7 @@ pub unsafe extern "C" fn unisono_buffer_wait_receive(
 pub unsafe extern "C" fn unisono_buffer_abort_wait(buffer: *const unisono_buffer_t) -> unisono_status_t {
     guard(|| {
         // SAFETY: the contract of the header: NULL or a buffer that nobody destroys meanwhile.
-        unsafe { Handle::borrow(buffer, "buffer") }?.abort_wait();
-        Ok(())
+        unsafe { Handle::borrow(buffer, "buffer") }?.abort_wait()
     })
 }
 

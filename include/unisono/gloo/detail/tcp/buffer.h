@@ -11,7 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -81,12 +81,23 @@ struct Message {
         const auto isOver = [](const SharedWork &work) { return unisono_work_status(work.get()) == UNISONO_OK; };
         return isOver(head) && (!tail || isOver(tail));
     }
+
+    /* Only where this rank leaves, or the context has failed, or is another process's: else the other side would wait
+       for what follows. */
+    void takeBack() const {
+        unisono_work_cancel(head.get());
+        if (tail) {
+            unisono_work_cancel(tail.get());
+        }
+    }
 };
 
 /* Those of a buffer that nobody has waited for. */
 struct Outbox : detail::Closable {
     std::mutex mutex;
-    std::deque<Message> messages;
+    std::list<Message> messages;
+    /* Those that a call waits for. */
+    std::list<Message> awaited;
     /* How many went before them. Nothing else is kept of those: a program need not wait for what the other side answers. */
     std::size_t sent = 0;
 
@@ -98,18 +109,19 @@ struct Outbox : detail::Closable {
         }
     }
 
-    std::deque<Message> take() {
+    std::list<Message> take() {
         std::lock_guard<std::mutex> hold(mutex);
         return std::exchange(messages, {});
     }
 
     void close() override {
-        for (const Message &message : take()) {
-            unisono_work_cancel(message.head.get());
-            if (message.tail) {
-                unisono_work_cancel(message.tail.get());
+        std::lock_guard<std::mutex> hold(mutex);
+        for (const auto *those : {&messages, &awaited}) {
+            for (const Message &message : *those) {
+                message.takeBack();
             }
         }
+        messages.clear();
     }
 };
 
@@ -126,7 +138,7 @@ class SendBuffer : public Buffer {
         for (Message &message : outbox_->take()) {
             const uint64_t bytes = message.frame->bytes, sequence = message.frame->sequence;
             if (!letGo(message)) {
-                takeBack(message);
+                message.takeBack();
             } else if (message.tail) {
                 unisono_work_cancel(message.tail.get());
                 if (unisono_work_status(message.tail.get()) == UNISONO_ABORTED) {
@@ -159,7 +171,7 @@ class SendBuffer : public Buffer {
                 message.tail = begin(message.content, length, contentTag(message.frame->sequence));
             } catch (...) {
                 // The frame's memory ends here.
-                takeBack(message);
+                message.takeBack();
                 throw;
             }
         }
@@ -169,29 +181,33 @@ class SendBuffer : public Buffer {
 
     /* One that throws leaves nothing under way: the memory is the program's again. */
     void waitSend() override {
-        const auto busy = context_->native();
         std::unique_lock<std::mutex> hold(outbox_->mutex);
+        // Under the lock, for which whoever closes the context waits.
+        context_->native();
         if (outbox_->sent > 0) {
             outbox_->sent--;
             return;
         }
-        auto &messages = outbox_->messages;
+        auto &messages = outbox_->messages, &awaited = outbox_->awaited;
         GLOO_ENFORCE(!messages.empty(), "nothing was sent that has not been waited for");
-        const Message message = std::move(messages.front());
-        messages.pop_front();
+        awaited.splice(awaited.begin(), messages, messages.begin());
+        const auto message = awaited.begin();
+        const Awaiting awaiting{*outbox_, message};
         hold.unlock();
         try {
             const detail::Patience patience(context_->getTimeout());
-            for (const SharedWork &work : {message.head, message.tail}) {
+            for (const SharedWork &work : {message->head, message->tail}) {
                 if (work) {
                     await(*context_, work, "send", peer_, patience.left());
                     if (const unisono_status_t status = unisono_work_status(work.get()); status != UNISONO_OK) {
+                        // Of a context that is closed that is told.
+                        context_->native();
                         detail::raise(status, unisono_work_error(work.get()));
                     }
                 }
             }
         } catch (...) {
-            takeBack(message);
+            message->takeBack();
             throw;
         }
     }
@@ -216,13 +232,15 @@ class SendBuffer : public Buffer {
         return true;
     }
 
-    /* Only where the context has failed, or is another process's: else the other side would wait for what follows. */
-    static void takeBack(const Message &message) {
-        unisono_work_cancel(message.head.get());
-        if (message.tail) {
-            unisono_work_cancel(message.tail.get());
+    /* A message is waited for until this ends. */
+    struct Awaiting {
+        Outbox &outbox;
+        const std::list<Message>::iterator message;
+        ~Awaiting() {
+            std::lock_guard<std::mutex> hold(outbox.mutex);
+            outbox.awaited.erase(message);
         }
-    }
+    };
 
     void sendCopy(const char *content, uint64_t bytes, uint64_t sequence) {
         try {
@@ -278,7 +296,6 @@ class Inbox : public detail::Closable, public std::enable_shared_from_this<Inbox
 
     /* Waits for a message that has arrived, and takes it. */
     void take() {
-        const auto busy = context_->native();
         follow([this] {
             if (arrived_ > 0) {
                 arrived_--;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -36,7 +37,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     std::unique_ptr<::gloo::transport::Pair> &createPair(int peer) override;
     std::unique_ptr<::gloo::transport::UnboundBuffer> createUnboundBuffer(void *ptr, std::size_t bytes) override;
 
-    /* To be held as long as something is under way: a context that is closed meanwhile is aborted. */
+    /* To be held as long as a collective is under way: a context that is closed meanwhile is aborted. */
     std::shared_ptr<unisono_context_t> native() override {
         std::lock_guard<std::mutex> hold(mutex_);
         if (!native_ && !closed_ && size == 1) {
@@ -69,8 +70,11 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
 
     void enlist(const std::shared_ptr<detail::Closable> &part) override {
         std::lock_guard<std::mutex> hold(mutex_);
-        const auto gone = [](const std::weak_ptr<detail::Closable> &other) { return other.expired(); };
-        parts_.erase(std::remove_if(parts_.begin(), parts_.end(), gone), parts_.end());
+        if (parts_.size() >= sweep_) {
+            const auto gone = [](const std::weak_ptr<detail::Closable> &other) { return other.expired(); };
+            parts_.erase(std::remove_if(parts_.begin(), parts_.end(), gone), parts_.end());
+            sweep_ = 2 * parts_.size() + 16;
+        }
         parts_.push_back(part);
     }
 
@@ -90,7 +94,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
                 there->close();
             }
         }
-        // Whoever is in a call holds it, and so do sends and receives that have not been waited for.
+        // Whoever is in a collective holds it. Messages have been ended one by one.
         if (native && native.use_count() > 1) {
             unisono_context_abort(native.get());
         }
@@ -192,6 +196,9 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     std::shared_ptr<unisono_context_t> native_;
     bool closed_ = false;
     std::vector<std::weak_ptr<detail::Closable>> parts_;
+    /* When there are so many, those that have ended are let go of: so seldom that each costs the same, however many
+       there are. */
+    std::size_t sweep_ = 16;
     std::atomic<uint64_t> messages_{0};
     std::optional<Address> address_;
     /* The id in the address, as long as somebody may meet by it. */

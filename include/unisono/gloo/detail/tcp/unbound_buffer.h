@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,11 +31,11 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
 
     ~UnboundBuffer() override {
         std::unique_lock<std::mutex> hold(sides_->mutex);
-        Side ends[] = {std::exchange(sides_->sends, {}), std::exchange(sides_->receives, {})};
+        const Side ends[] = {std::exchange(sides_->sends, {}), std::exchange(sides_->receives, {})};
         hold.unlock();
         // Cancels what is under way; without the lock, for which whoever closes the context waits.
-        for (Side &side : ends) {
-            side.end();
+        for (const Side &side : ends) {
+            unisono_buffer_destroy(side.native);
         }
     }
 
@@ -79,16 +80,40 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
     struct Side {
         /* It keeps this rank in the group until the context is closed. */
         unisono_buffer_t *native = nullptr;
-        /* Held while anything is under way: a context that is closed meanwhile is aborted. */
-        std::shared_ptr<unisono_context_t> busy;
-        /* Messages that no call waits for yet, and those that nobody has reported. */
-        std::size_t unclaimed = 0, unreported = 0;
-        std::size_t waiters = 0;
+        /* Messages that no call waits for yet. */
+        std::size_t unclaimed = 0;
+        /* Calls that wait, and those of them that are in the native wait. */
+        std::size_t waiters = 0, inside = 0;
+        /* The other ranks of the messages that were complete when the context was closed. */
+        std::list<uint32_t> complete;
         bool aborted = false;
 
-        void end() {
+        /* Ends native waits as long as there is one to end: a waiter may be on its way into one, which knows nothing
+           of an abort before it. In a forked child there is none: they are the parent's. */
+        template <class Any> void endWaits(std::unique_lock<std::mutex> &hold, const Any &any) {
+            while (any()) {
+                if (native != nullptr && unisono_buffer_abort_wait(native) != UNISONO_OK) {
+                    return;
+                }
+                hold.unlock();
+                std::this_thread::sleep_for(std::chrono::microseconds(50));
+                hold.lock();
+            }
+        }
+
+        /* Cancels what is under way. What is complete can be waited for even so. */
+        template <class NativeWait> void close(std::unique_lock<std::mutex> &hold, const NativeWait &nativeWait) {
+            endWaits(hold, [this] { return inside > 0; });
+            unisono_status_t status = UNISONO_OK;
+            for (; unclaimed > 0 && status != UNISONO_TIMEOUT; unclaimed--) {
+                uint32_t peer = UNISONO_NO_RANK;
+                status = nativeWait(native, 0, &peer);
+                if (status == UNISONO_OK) {
+                    complete.push_back(peer);
+                }
+            }
+            unclaimed = 0;
             unisono_buffer_destroy(std::exchange(native, nullptr));
-            busy.reset();
         }
     };
 
@@ -100,13 +125,9 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         bool enlisted = false;
 
         void close() override {
-            std::lock_guard<std::mutex> hold(mutex);
-            for (Side *side : {&sends, &receives}) {
-                // What is under way lets go when it has been reported.
-                if (side->unreported == 0) {
-                    side->end();
-                }
-            }
+            std::unique_lock<std::mutex> hold(mutex);
+            sends.close(hold, unisono_buffer_wait_send);
+            receives.close(hold, unisono_buffer_wait_receive);
             changed.notify_all();
         }
     };
@@ -122,24 +143,20 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
 
     /* gloo's messages have no deadline of their own: their waits do. */
     template <class Begin> void start(Side &side, uint64_t slot, const Begin &begin) {
-        const auto context = context_->native();
         const unisono_call_t call = detail::call(slot, kNoTimeout);
         std::lock_guard<std::mutex> hold(sides_->mutex);
         enlist();
+        const auto context = context_->native();
         if (side.native == nullptr) {
             detail::check(unisono_buffer_create(context.get(), ptr, size, &side.native));
         }
-        if (const unisono_status_t status = begin(side.native, call); status != UNISONO_OK) {
-            const std::string cause = unisono_last_error();
-            rest(side);
-            detail::raise(status, cause);
-        }
-        side.busy = context;
+        detail::check(begin(side.native, call));
         side.unclaimed++;
-        side.unreported++;
         sides_->changed.notify_all();
     }
 
+    /* Before the context is asked for, and both under the lock, for which whoever closes the context waits: it finds
+       what has been started with it, and does not find it in use by this. */
     void enlist() {
         if (!std::exchange(sides_->enlisted, true)) {
             context_->enlist(sides_);
@@ -156,8 +173,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         side.waiters++;
         const Leaving leaving{side};
         while (true) {
-            const auto ready = [&] { return side.aborted || side.unclaimed > 0; };
-            while (!ready()) {
+            while (!side.aborted && side.unclaimed == 0 && side.complete.empty()) {
                 checkContext();
                 if (patience.isOver()) {
                     overdue(hold, what, timeout, "none was started");
@@ -169,45 +185,39 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
                 side.aborted = false;
                 return false;
             }
+            if (!side.complete.empty()) {
+                tell(rank, side.complete.front());
+                side.complete.pop_front();
+                return true;
+            }
             side.unclaimed--;
+            side.inside++;
             hold.unlock();
             uint32_t peer = UNISONO_NO_RANK;
             const unisono_status_t status = nativeWait(side.native, detail::milliseconds(patience.left()), &peer);
-            std::string cause = status == UNISONO_OK ? std::string() : unisono_last_error();
+            const std::string cause = status == UNISONO_OK ? std::string() : unisono_last_error();
             hold.lock();
+            side.inside--;
             if (status == UNISONO_OK) {
-                reported(side);
-                if (rank != nullptr) {
-                    *rank = static_cast<int>(peer);
-                }
+                tell(rank, peer);
                 return true;
             }
-            // A context that has failed says so by what it failed with, which may be a deadline of another call, or of
-            // another rank's.
-            if (unisono_status_t failed = unisono_context_status(side.busy.get()); failed != UNISONO_OK) {
-                if (status == UNISONO_ABORTED || status == UNISONO_TIMEOUT) {
-                    // The wait may have ended by abort() or by its own deadline at the same time.
-                    cause = unisono_context_error(side.busy.get());
-                } else {
-                    failed = status;
-                }
-                failure_ = cause;
-                reported(side);
-                sides_->changed.notify_all();
-                detail::raise(failed, cause);
-            }
-            if (status == UNISONO_TIMEOUT) {
-                side.unclaimed++;
-                sides_->changed.notify_all();
-                overdue(hold, what, timeout, cause);
-            }
-            if (status != UNISONO_ABORTED) {
-                reported(side);
+            tellFailure(status, cause);
+            if (status != UNISONO_ABORTED && status != UNISONO_TIMEOUT) {
                 detail::raise(status, cause);
             }
-            // abort() ended the wait, this one's or another's; the message goes on.
             side.unclaimed++;
             sides_->changed.notify_all();
+            if (status == UNISONO_TIMEOUT) {
+                overdue(hold, what, timeout, cause);
+            }
+            // abort() ended the wait, this one's or another's; the message goes on.
+        }
+    }
+
+    static void tell(int *rank, uint32_t peer) {
+        if (rank != nullptr) {
+            *rank = static_cast<int>(peer);
         }
     }
 
@@ -216,36 +226,28 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         ~Leaving() { side.waiters--; }
     };
 
-    /* Throws if nothing comes any more that could be waited for. Under the lock, for which whoever closes the context
-       waits: it does not find the context in use by this. */
+    /* Throws if nothing comes any more that could be waited for. */
     void checkContext() {
-        if (failure_.empty()) {
-            enlist();
-            const auto context = context_->native();
-            if (const unisono_status_t status = unisono_context_status(context.get()); status != UNISONO_OK) {
-                failure_ = unisono_context_error(context.get());
-                detail::raise(status, failure_);
-            }
-            return;
+        if (!failure_.empty()) {
+            throw IoException(failure_);
         }
-        throw IoException(failure_);
+        enlist();
+        tellFailure(UNISONO_ABORTED, {});
     }
 
-    void reported(Side &side) const {
-        side.unreported--;
-        rest(side);
-    }
-
-    /* If nothing is under way. A context that has been closed before has not found this to close it. */
-    void rest(Side &side) const {
-        if (side.unreported > 0) {
+    /* Throws if the context is closed or has failed. One that has failed says so by what it failed with, which may be a
+       deadline of another call, or of another rank's; a message's own failure is told as it is. */
+    void tellFailure(unisono_status_t status, const std::string &cause) {
+        const auto context = context_->native();
+        const unisono_status_t failed = unisono_context_status(context.get());
+        if (failed == UNISONO_OK) {
             return;
         }
-        if (context_->isConnected()) {
-            side.busy.reset();
-        } else {
-            side.end();
-        }
+        // The wait may have ended by abort() or by its own deadline at the same time.
+        const bool own = status != UNISONO_ABORTED && status != UNISONO_TIMEOUT;
+        failure_ = own ? cause : unisono_context_error(context.get());
+        sides_->changed.notify_all();
+        detail::raise(own ? status : failed, failure_);
     }
 
     [[noreturn]] void overdue(std::unique_lock<std::mutex> &hold, const char *what, std::chrono::milliseconds timeout,
@@ -263,15 +265,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         std::unique_lock<std::mutex> hold(sides_->mutex);
         side.aborted = true;
         sides_->changed.notify_all();
-        // A waiter may be on its way into the native wait, which knows nothing of an abort before it.
-        while (side.aborted && side.waiters > 0) {
-            if (side.native != nullptr) {
-                unisono_buffer_abort_wait(side.native);
-            }
-            hold.unlock();
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-            hold.lock();
-        }
+        side.endWaits(hold, [&side] { return side.aborted && side.waiters > 0; });
     }
 
     /* How long a wait that has no message does not look whether the context has failed. */
