@@ -45,9 +45,9 @@ class Context {
         return first;
     }
 
-    /* Leaves the group. What this rank still waits for ends with an IoException (messages that were complete can be
-       waited for even so, if they are of unbound buffers), and so does what others wait for from it, once the contexts that were made of this one, or that it was made of, are closed here, too, and this
-       rank's CUDA algorithm objects have ended. */
+    /* Leaves the group. What this rank still waits for ends with an IoException, and so does what others wait for from
+       it, once the contexts that were made of this one, or that it was made of, are closed here, too, and this rank's
+       CUDA algorithm objects have ended. Messages of unbound buffers that were complete can be waited for even so. */
     void closeConnections() {
         for (int peer = 0; peer < size; peer++) {
             if (auto &pair = getPair(peer)) {
