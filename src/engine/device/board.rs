@@ -143,7 +143,8 @@ struct Board {
     /// How many calls have been noted. Their numbers would not do: between two of them the group may have had
     /// any number of others.
     called: AtomicU32,
-    /// Set by each other member when it needs this member's arena no more.
+    /// Set by each other member when it needs this member's arena no more; its own by a member that has given
+    /// the exchange up before it had it.
     goodbyes: [AtomicU8; MAX_MEMBERS],
     /// How many signals were sent to each member; with [`UNCOUNTED`], if graphs send it others.
     signals: [AtomicU64; MAX_RANKS],
@@ -208,6 +209,17 @@ impl Past {
     pub fn messages(&self) -> u32 {
         self.messages
     }
+}
+
+/// Gives up the exchange of a board, of the member of this number, when others may have it already: they say
+/// goodbye there when they end it, whenever that is, so that nobody is given this memory again. This member
+/// needs nothing of them, which they read there: it knows of none whether it has the exchange, and must not
+/// write to a board that may be another's by now.
+pub fn give_up(mut board: Region, member: usize) {
+    board.retire();
+    // SAFETY: BOARD_BYTES of mapped, aligned, zero-initialised shared memory; a board consists of atomics.
+    let board: &Board = unsafe { board.address().cast().as_ref() };
+    board.goodbyes[member].store(1, Ordering::Release);
 }
 
 /// The boards of all members, as one of them sees them.
@@ -419,7 +431,9 @@ impl Boards {
     /// Whether `member` has ended its part in the exchange: it has done what it has noted, and notes nothing
     /// more.
     pub fn has_left(&self, member: usize) -> bool {
-        self.board(self.rank).goodbyes[member].load(Ordering::Acquire) != 0
+        // Its board is others' only after it has said goodbye here: whatever is read there then is true.
+        let is_said = |board: usize| self.board(board).goodbyes[member].load(Ordering::Acquire) != 0;
+        is_said(self.rank) || is_said(member)
     }
 
     /// Whether this rank has noted a message to or from `peer` whose other end that has not noted.
@@ -441,10 +455,9 @@ impl Boards {
 
     /// Whether nobody needs this rank's arena any more. Members whose process has ended need nothing.
     pub fn is_forsaken(&self) -> bool {
-        let board = self.board(self.rank);
         self.peers.iter().enumerate().all(|(member, peer)| {
             member == self.rank
-                || board.goodbyes[member].load(Ordering::Acquire) != 0
+                || self.has_left(member)
                 || peer.as_ref().is_some_and(|peer| has_ended(peer.pid))
         })
     }
