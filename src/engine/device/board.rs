@@ -453,12 +453,11 @@ impl Boards {
         })
     }
 
-    /// Whether nobody needs this rank's arena any more. Members whose process has ended need nothing.
+    /// Whether nobody needs this rank's arena any more. Members whose process has ended need nothing: what it
+    /// ran on GPUs has ended as what it had open was closed.
     pub fn is_forsaken(&self) -> bool {
         self.peers.iter().enumerate().all(|(member, peer)| {
-            member == self.rank
-                || self.has_left(member)
-                || peer.as_ref().is_some_and(|peer| has_ended(peer.pid))
+            member == self.rank || self.has_left(member) || peer.as_ref().is_some_and(|peer| peer.has_ended())
         })
     }
 
@@ -474,16 +473,15 @@ impl std::fmt::Debug for Boards {
     }
 }
 
-/// Whether a process is gone, with all that it ran on GPUs.
-fn has_ended(pid: u32) -> bool {
-    pid != 0 && crate::sys::process::pidfd(pid).is_err_and(|cause| cause.raw_os_error() == Some(libc::ESRCH))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::deadline::Deadline;
     use crate::reduce::DataType;
     use crate::signature::Kind;
+    use crate::transport::memory::tests::memory_of;
     use crate::transport::segment::Segment;
 
     /// Places in launches: calls before, and all.
@@ -544,6 +542,29 @@ mod tests {
             );
             there.note(1, &second);
             assert!(here.has_called(1, 2) && here.are_met(), "{between} between the two");
+        }
+    }
+
+    /// Whether anybody asks how it has ended, and whoever has its number by then: here this process.
+    #[test]
+    fn nobody_needs_an_arena_when_the_processes_of_the_others_have_ended() {
+        for has_successor in [false, true] {
+            let mut other = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
+            let mut memory = memory_of(other.id());
+            if has_successor {
+                memory.pid = std::process::id();
+            }
+            let [mut here, _there] = pair();
+            here.peers[1] = Some(Arc::new(memory));
+            assert!(!here.is_forsaken(), "it runs");
+            other.kill().expect("it is there");
+            let until = Deadline::after(Duration::from_secs(60));
+            while !here.is_forsaken() {
+                assert!(!until.expired(), "nobody has asked how it has ended");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other.wait().expect("it has ended");
+            assert!(here.is_forsaken());
         }
     }
 
