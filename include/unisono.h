@@ -487,8 +487,8 @@ typedef struct unisono_call_t {
     /// without a `work` returns then, at once between GPUs that exchange directly; what fails later, a
     /// message too, is told by unisono_context_error and by every later call of the context. NULL: no stream.
     /// Without one, an operation on device memory comes after what the device's default stream was given
-    /// before, and a call without a `work` returns when the result is there. The stream lives until the
-    /// operation is complete.
+    /// before, and a call without a `work` returns when the result is there; so does one of no elements where
+    /// GPUs exchange directly, whatever its pointers. The stream lives until the operation is complete.
     ///
     /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel
     /// that copies as the host orders and ends with the call, or for a send when what is sent has been read.
@@ -765,9 +765,10 @@ unisono_status_t unisono_context_set_timeout(const struct unisono_context_t *ctx
 ///
 /// The first collective on device memory does it where it has to. Called before that, this also has messages
 /// go from GPU to GPU: sends and unisono_receive, without a tag. All ranks promise then that such messages are
-/// in device memory on both sides, and that those who receive them name the sender. Two that wait for each
-/// other on one stream belong in a batch (unisono_batch_begin): on GPUs a long send ends when it is received.
-/// Once agreed, it changes nothing. In a batch it is done at its end, before the operations.
+/// in device memory on both sides, and that those who receive them name the sender; those of no elements are
+/// among them, whatever their pointers, and wait for nobody. Two that wait for each other on one stream belong
+/// in a batch (unisono_batch_begin): on GPUs a long send ends when it is received. Once agreed, it changes
+/// nothing. In a batch it is done at its end, before the operations.
 unisono_status_t unisono_context_connect_device(const struct unisono_context_t *ctx,
                                                 uint32_t device);
 

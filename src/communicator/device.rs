@@ -148,7 +148,8 @@ impl Context {
     /// Agrees on that with the others at the first such call.
     fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
         let Membership::Group(group) = self.membership() else { return Ok(None) };
-        if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
+        let several = buffers.len() > 1 && !is_of_nothing(request);
+        if !fits(request, call) || several || !self.cuda().exchanges() {
             return Ok(None);
         }
         if request.kind.point_to_point() && !group.devices().is_some_and(Way::serves_points) {
@@ -220,18 +221,17 @@ impl Context {
     fn find_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
         let cuda = self.cuda();
         let mut known = None;
-        // A call of nothing has no memory, and ranks may give any pointers: its stream tells what the others
-        // will take it for.
-        let nothing = request.counts == Counts::Uniform(0);
+        // A call of nothing has no memory, and ranks may give any pointers and streams, or none: GPUs that
+        // exchange have it.
+        let nothing = is_of_nothing(request);
+        let mut on_device = call.on_device || nothing && matches!(group.devices(), Some(Way::Exchange(_)));
         // Told by the pointers alone: most calls are on host memory, and parsed later.
-        let mut on_device = call.on_device;
         for address in [request.output.addr(), request.input.addr()] {
             if !on_device && !nothing && address != 0 {
                 known = cuda.locate(address as u64)?;
                 on_device = known.is_some_and(|found| found.memory != Memory::Host);
             }
         }
-        on_device |= nothing && call.stream.is_some() && matches!(group.devices(), Some(Way::Exchange(_)));
         // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
         if !on_device && unsafe { cuda.capturing(call.stream) }?.is_none() {
             return Ok(None);
@@ -337,6 +337,11 @@ fn fits(request: &Request, call: &Call) -> bool {
         }
         && matches!(request.counts, Counts::Uniform(_))
         && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny)
+}
+
+/// Whether a call has no elements on any rank.
+fn is_of_nothing(request: &Request) -> bool {
+    request.counts == Counts::Uniform(0)
 }
 
 /// Refuses a call that no GPUs run by these stages.

@@ -102,7 +102,7 @@ pub struct Call {
     pub overlap: Overlap,
     /// A stream that the operation is ordered on: it starts when the stream comes to the call, and what the
     /// stream is given afterwards waits for it. Without one, an operation on device memory comes after what
-    /// the default stream of its device was given before.
+    /// the default stream of its device was given before; so does one of no elements, where GPUs exchange.
     ///
     /// A thread may be so far ahead of the stream as the driver has room for what it gives the stream. Where
     /// calls go by way of the host, a call waits while its stream waits for 16 earlier ones; for 50 ms at

@@ -42,8 +42,8 @@ pub struct unisono_call_t {
     /// without a `work` returns then, at once between GPUs that exchange directly; what fails later, a
     /// message too, is told by unisono_context_error and by every later call of the context. NULL: no stream.
     /// Without one, an operation on device memory comes after what the device's default stream was given
-    /// before, and a call without a `work` returns when the result is there. The stream lives until the
-    /// operation is complete.
+    /// before, and a call without a `work` returns when the result is there; so does one of no elements where
+    /// GPUs exchange directly, whatever its pointers. The stream lives until the operation is complete.
     ///
     /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel
     /// that copies as the host orders and ends with the call, or for a send when what is sent has been read.

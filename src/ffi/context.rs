@@ -348,9 +348,10 @@ pub unsafe extern "C" fn unisono_context_set_timeout(
 ///
 /// The first collective on device memory does it where it has to. Called before that, this also has messages
 /// go from GPU to GPU: sends and unisono_receive, without a tag. All ranks promise then that such messages are
-/// in device memory on both sides, and that those who receive them name the sender. Two that wait for each
-/// other on one stream belong in a batch (unisono_batch_begin): on GPUs a long send ends when it is received.
-/// Once agreed, it changes nothing. In a batch it is done at its end, before the operations.
+/// in device memory on both sides, and that those who receive them name the sender; those of no elements are
+/// among them, whatever their pointers, and wait for nobody. Two that wait for each other on one stream belong
+/// in a batch (unisono_batch_begin): on GPUs a long send ends when it is received. Once agreed, it changes
+/// nothing. In a batch it is done at its end, before the operations.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_connect_device(
     ctx: *const unisono_context_t,

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 
 use super::syscall;
@@ -16,6 +16,15 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     let fd = unsafe { syscall!(syscall(libc::SYS_pidfd_open, pid, 0)) }?;
     // SAFETY: `fd` was just opened and belongs to nobody else; descriptors fit a c_int.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Whether the process that a [`pidfd`] is of has ended. What it had open has been closed then, also where its
+/// parent has not asked how it ended, and never will.
+pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let mut fd = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the kernel writes to one pollfd, which is there.
+    let ready = unsafe { syscall!(poll(&raw mut fd, 1, 0)) };
+    ready.is_ok_and(|ready| ready > 0) && fd.revents & libc::POLLIN != 0
 }
 
 /// The threads of the process `pid`, which are none when it is gone. Its main thread is among them also when

@@ -1,14 +1,14 @@
 //! A peer's memory on the same host: its segment, its bell, and its private pages where the kernel allows it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::bell::PeerBell;
 use super::segment::PeerSegment;
 use crate::error::Result;
 use crate::sys::memory::read_process;
-use crate::sys::process::threads;
+use crate::sys::process::{has_ended, pidfd, threads};
 use crate::sys::syscall;
 
 /// What a rank can reach of a peer on the same host.
@@ -20,6 +20,9 @@ pub struct PeerMemory {
     pub bell: PeerBell,
     /// The peer's process, as seen from here; 0 when it cannot be seen (another pid namespace).
     pub pid: u32,
+    /// Readable once that process has ended, whoever has its number then. None of this very process, and where
+    /// it cannot be had.
+    pub process: Option<Arc<OwnedFd>>,
     /// Whether [`PeerMemory::pull`] works: proved when the link opened.
     pub can_pull: bool,
     /// Whether [`PeerMemory::read`] works: proved when the link opened.
@@ -31,7 +34,22 @@ impl PeerMemory {
     pub fn new(segment: OwnedFd, ringer: OwnedFd, pid: u32) -> Result<PeerMemory> {
         let segment = Arc::new(PeerSegment::map(segment)?);
         let bell = PeerBell::new(Arc::clone(&segment), ringer);
-        Ok(PeerMemory { segment, bell, pid, can_pull: false, can_read: false })
+        let is_other = pid != 0 && pid != std::process::id();
+        let process = is_other.then(|| pidfd(pid).ok().map(Arc::new)).flatten();
+        Ok(PeerMemory { segment, bell, pid, process, can_pull: false, can_read: false })
+    }
+
+    /// Whether the peer's process is known to have ended. A number that nobody has says so; the next process
+    /// that has it does not, if the peer could not be watched.
+    pub fn has_ended(&self) -> bool {
+        match &self.process {
+            Some(process) => has_ended(process.as_fd()),
+            None if self.pid == 0 => false,
+            None => match pidfd(self.pid) {
+                Ok(process) => has_ended(process.as_fd()),
+                Err(cause) => cause.raw_os_error() == Some(libc::ESRCH),
+            },
+        }
     }
 
     /// Tries to read the peer's private memory: `cookie` is there at `address`, as the peer said over its
@@ -107,13 +125,14 @@ pub fn is_readable(address: *const u8, len: usize) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::sys::memory::Mapping;
     use crate::transport::bell::Bell;
     use crate::transport::segment::Segment;
 
-    fn memory_of(pid: u32) -> PeerMemory {
+    /// That of a peer whose process this is said to be.
+    pub(crate) fn memory_of(pid: u32) -> PeerMemory {
         let segment = Segment::new(0).unwrap();
         let bell = Bell::new(Arc::clone(&segment)).unwrap();
         let ringer = bell.ringer().try_clone_to_owned().unwrap();

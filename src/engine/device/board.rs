@@ -143,7 +143,8 @@ struct Board {
     /// How many calls have been noted. Their numbers would not do: between two of them the group may have had
     /// any number of others.
     called: AtomicU32,
-    /// Set by each other member when it needs this member's arena no more.
+    /// Set by each other member when it needs this member's arena no more; its own by a member that has given
+    /// the exchange up before it had it.
     goodbyes: [AtomicU8; MAX_MEMBERS],
     /// How many signals were sent to each member; with [`UNCOUNTED`], if graphs send it others.
     signals: [AtomicU64; MAX_RANKS],
@@ -208,6 +209,17 @@ impl Past {
     pub fn messages(&self) -> u32 {
         self.messages
     }
+}
+
+/// Gives up the exchange of a board, of the member of this number, when others may have it already: they say
+/// goodbye there when they end it, whenever that is, so that nobody is given this memory again. This member
+/// needs nothing of them, which they read there: it knows of none whether it has the exchange, and must not
+/// write to a board that may be another's by now.
+pub fn give_up(mut board: Region, member: usize) {
+    board.retire();
+    // SAFETY: BOARD_BYTES of mapped, aligned, zero-initialised shared memory; a board consists of atomics.
+    let board: &Board = unsafe { board.address().cast().as_ref() };
+    board.goodbyes[member].store(1, Ordering::Release);
 }
 
 /// The boards of all members, as one of them sees them.
@@ -419,7 +431,9 @@ impl Boards {
     /// Whether `member` has ended its part in the exchange: it has done what it has noted, and notes nothing
     /// more.
     pub fn has_left(&self, member: usize) -> bool {
-        self.board(self.rank).goodbyes[member].load(Ordering::Acquire) != 0
+        // Its board is others' only after it has said goodbye here: whatever is read there then is true.
+        let is_said = |board: usize| self.board(board).goodbyes[member].load(Ordering::Acquire) != 0;
+        is_said(self.rank) || is_said(member)
     }
 
     /// Whether this rank has noted a message to or from `peer` whose other end that has not noted.
@@ -439,13 +453,11 @@ impl Boards {
         })
     }
 
-    /// Whether nobody needs this rank's arena any more. Members whose process has ended need nothing.
+    /// Whether nobody needs this rank's arena any more. Members whose process has ended need nothing: what it
+    /// ran on GPUs has ended as what it had open was closed.
     pub fn is_forsaken(&self) -> bool {
-        let board = self.board(self.rank);
         self.peers.iter().enumerate().all(|(member, peer)| {
-            member == self.rank
-                || board.goodbyes[member].load(Ordering::Acquire) != 0
-                || peer.as_ref().is_some_and(|peer| has_ended(peer.pid))
+            member == self.rank || self.has_left(member) || peer.as_ref().is_some_and(|peer| peer.has_ended())
         })
     }
 
@@ -461,16 +473,15 @@ impl std::fmt::Debug for Boards {
     }
 }
 
-/// Whether a process is gone, with all that it ran on GPUs.
-fn has_ended(pid: u32) -> bool {
-    pid != 0 && crate::sys::process::pidfd(pid).is_err_and(|cause| cause.raw_os_error() == Some(libc::ESRCH))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::deadline::Deadline;
     use crate::reduce::DataType;
     use crate::signature::Kind;
+    use crate::transport::memory::tests::memory_of;
     use crate::transport::segment::Segment;
 
     /// Places in launches: calls before, and all.
@@ -531,6 +542,29 @@ mod tests {
             );
             there.note(1, &second);
             assert!(here.has_called(1, 2) && here.are_met(), "{between} between the two");
+        }
+    }
+
+    /// Whether anybody asks how it has ended, and whoever has its number by then: here this process.
+    #[test]
+    fn nobody_needs_an_arena_when_the_processes_of_the_others_have_ended() {
+        for has_successor in [false, true] {
+            let mut other = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
+            let mut memory = memory_of(other.id());
+            if has_successor {
+                memory.pid = std::process::id();
+            }
+            let [mut here, _there] = pair();
+            here.peers[1] = Some(Arc::new(memory));
+            assert!(!here.is_forsaken(), "it runs");
+            other.kill().expect("it is there");
+            let until = Deadline::after(Duration::from_secs(60));
+            while !here.is_forsaken() {
+                assert!(!until.expired(), "nobody has asked how it has ended");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other.wait().expect("it has ended");
+            assert!(here.is_forsaken());
         }
     }
 

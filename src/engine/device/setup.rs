@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use once_cell::sync::OnceCell;
 
-use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
+use super::board::{self, BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::{DeviceExchange, OneSided, mixes_by_default};
 use super::hosts::{Hosts, Layout, Means, WORKSPACE_BYTES};
 use super::offer::{Message, Offer};
@@ -418,8 +418,11 @@ impl Drop for Setup {
     fn drop(&mut self) {
         // Given up in between: the others may still write to what they were offered.
         match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Offered(Some(own)) | Stage::Mapped(own, _) | Stage::Proved(own, ..) => {
+            Stage::Offered(Some(own)) | Stage::Mapped(own, _) => std::mem::forget(own.arena),
+            // They may have heard that all are ready, and exchange.
+            Stage::Proved(own, ..) => {
                 std::mem::forget(own.arena);
+                board::give_up(own.board, self.layout.place() as usize);
             }
             Stage::Offered(None) | Stage::Refused(_) | Stage::Over => {}
         }

@@ -112,7 +112,7 @@ pub(super) struct Open {
     /// `rank 3 (host node7, pid 4711)`.
     pub(super) who: String,
     /// Readable once the process has ended.
-    pub(super) process: Option<(u64, OwnedFd)>,
+    pub(super) process: Option<(u64, Arc<OwnedFd>)>,
     /// It is lost, but for what it has sent.
     pub(super) ended: Option<Ended>,
     /// The data streams are broken, the control connection is not; until this moment it may say why.

@@ -10,7 +10,8 @@ use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
 use crate::cuda::double::{Clock, Refusal};
 use crate::cuda::queues::MOST;
 use crate::cuda::word::Word;
-use crate::engine::device::Meets;
+use crate::engine::device::{Meets, Occasion, Setup, Step};
+use crate::signature::Making;
 
 /// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call.
 /// What it answers, and the driver; both contexts are gone.
@@ -508,5 +509,49 @@ fn a_rank_that_says_goodbye_to_the_exchange_is_not_the_cause_at_once() {
         }
         ended.wait();
         assert!(time >= Duration::from_millis(100), "{time:?}");
+    });
+}
+
+/// Has the ranks' GPUs agree, but that this one `gives_up` before it has heard the last round.
+fn agree_in_part(context: &Context, (_, devices, device): &Seat, gives_up: bool) {
+    let Membership::Group(group) = context.membership() else { panic!("a group") };
+    let occasion = Occasion { first: None, points: true };
+    let (mut setup, mut step) =
+        Setup::begin(group, Ok(devices.clone()), *device, choose, only(words), occasion, 0);
+    for round in 0..3 {
+        let Step::Gather(message) = step else { panic!("it has no round {round}") };
+        let gathered = context.gather_all(group, &message, Making::Connect).expect("all tell");
+        if round == 2 && gives_up {
+            return;
+        }
+        step = setup.next(&gathered).expect("they go on");
+    }
+    assert!(matches!(step, Step::Agreed(Way::Exchange(_))));
+}
+
+/// Whoever has it ends it when the ranks have another, whose boards may lie where the first one's were.
+#[test]
+fn a_rank_that_gives_an_exchange_up_is_gone_for_who_has_it_and_hears_of_its_end_in_no_other() {
+    ranks(&processes(2), words, |context, seat| {
+        let (double, devices, device) = seat;
+        let gives_up = context.rank() == 0;
+        let [first, second] = [(); 2].map(|()| context.duplicate().expect("the same ranks"));
+        agree_in_part(&first, seat, gives_up);
+        meet(&[(&second, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
+        let memory = first.held_memory();
+        assert_eq!(memory.is_none(), gives_up);
+        drop(first);
+        sweep(devices);
+        captures::barrier(context);
+        if !gives_up {
+            // Longer than it takes until who has left is missed.
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let output = double.memory(*device, 4);
+        run(&sum(&second, 1, output, None, PATIENCE)).expect("the other rank comes");
+        assert_eq!(word(double, output), 1);
+        let is_back = memory.is_none_or(|memory| memory.await_return(Deadline::after(PATIENCE / 4)));
+        assert!(is_back, "nobody needs the memory of the first");
+        assert_eq!(double.complaints(), Vec::<String>::new());
     });
 }

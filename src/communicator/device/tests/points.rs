@@ -24,6 +24,24 @@ pub(super) fn point(
     OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }
 }
 
+/// Neither end waits for the other.
+#[test]
+fn a_message_of_nothing_goes_between_gpus_whichever_pointers_and_streams_its_ends_give() {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        context.cuda().pretend(devices, 256);
+        context.cuda().pretend_loads(only(words));
+        let (kind, address, stream) = match context.rank() {
+            0 => (Kind::Send, 0, Some(double.stream(*device))),
+            _ => (Kind::Receive, double.memory(*device, 4), None),
+        };
+        let message = Request { kind, root: 1 - context.rank(), ..groups::request(0, address) };
+        let call = Call { stream, timeout: Some(PATIENCE / 4), ..Call::default() };
+        // SAFETY: there is no memory.
+        unsafe { context.run(&message, &call) }.expect("it is done");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
 #[test]
 fn sends_and_receives_that_start_together_are_one_piece() {
     ranks(&processes(2), words, |context, (double, _, device)| {

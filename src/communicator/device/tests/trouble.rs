@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::communicator::start_together;
+use crate::communicator::{AlgorithmOptions, Prepared, start_together};
 use crate::cuda::driver::Memory;
 
 /// One rank, whose calls go by way of the host or, if they can, by kernels.
@@ -233,23 +233,44 @@ fn freed_memory_of_a_group_that_works_on_devices_is_not_taken_for_the_hosts() {
     });
 }
 
-/// It has no memory, whatever the pointers are that it is called with.
+/// It has no memory, whatever the pointers, streams and buffers are that it is called with.
 #[test]
-fn a_call_of_nothing_is_the_same_whichever_pointers_ranks_give() {
-    troubled(2, true, |rank| {
-        let pointer = if rank.context.rank() == 0 { rank.double.memory(0, BYTES) } else { 0 };
-        let nothing = |kind| Request { counts: Counts::Uniform(0), ..rank.request(kind, pointer, pointer) };
-        let on_stream = Call { stream: Some(rank.double.stream(0)), ..Call::default() };
-        // SAFETY: there is no memory.
-        let run = |kind, call: &Call| unsafe { rank.context.run(&nothing(kind), call) };
-        for kind in [Kind::Allreduce, Kind::Allgather] {
-            run(kind, &on_stream).expect("the devices have not agreed");
-            run(kind, &Call::default()).expect("nor have they now");
-        }
-        rank.goes_on();
-        run(Kind::Allreduce, &Call::default()).expect("they have");
-        rank.goes_on();
-    });
+fn a_call_of_nothing_is_the_same_whichever_pointers_and_streams_ranks_give() {
+    for exchanges in [true, false] {
+        troubled(2, exchanges, |rank| {
+            let own = rank.context.rank() as usize;
+            let pointer = [rank.double.memory(0, BYTES), 0][own];
+            let [plain, on_stream] =
+                [None, Some(rank.double.stream(0))].map(|stream| Call { stream, ..Call::default() });
+            for agreed in [false, true] {
+                for kind in [Kind::Allreduce, Kind::Broadcast, Kind::Allgather, Kind::Gather] {
+                    let nothing =
+                        Request { counts: Counts::Uniform(0), ..rank.request(kind, pointer, pointer) };
+                    for calls in [[&plain; 2], [&on_stream; 2], [&plain, &on_stream], [&on_stream, &plain]] {
+                        // SAFETY: there is no memory.
+                        let ended = unsafe { rank.context.run(&nothing, calls[own]) };
+                        ended.unwrap_or_else(|error| panic!("agreed: {agreed}: {error}"));
+                    }
+                }
+                let several = AlgorithmOptions {
+                    kind: Kind::Allreduce,
+                    algorithm: 0,
+                    buffers: vec![std::ptr::null_mut(); 1 + own],
+                    streams: Vec::new(),
+                    count: 0,
+                    dtype: DataType::U32,
+                    operator: Operator::Sum,
+                    root: 0,
+                    root_buffer: 0,
+                    call: Call::default(),
+                };
+                // SAFETY: as above.
+                let object = unsafe { Prepared::new(rank.context, several) }.expect("an object");
+                object.run().unwrap_or_else(|error| panic!("agreed: {agreed}: {error}"));
+                rank.goes_on();
+            }
+        });
+    }
 }
 
 // ---- several groups that agree side by side

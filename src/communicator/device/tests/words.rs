@@ -73,6 +73,9 @@ impl Kernels for Words {
 
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
         let number = self.meet(stream)?;
+        if job.count == 0 {
+            return Ok(());
+        }
         // SAFETY: the output holds a word.
         unsafe { stream.write_value(job.output, number) }
     }
@@ -148,7 +151,7 @@ impl Kernels for Words {
 
     unsafe fn enqueue_points(&self, points: &[Point], _: u32, stream: &Stream) -> Result<()> {
         check_points(self.rank as u32, self.arenas.len() as u32, points)?;
-        for point in points {
+        for point in points.iter().filter(|point| point.bytes > 0) {
             // SAFETY: the memory holds a word.
             unsafe { stream.write_value(point.address, points.len() as u32) }?;
         }

@@ -71,15 +71,16 @@ fn short_calls_are_staged_by_the_bytes_of_their_kind() {
     assert!(is_short(Kind::Allgather, Counts::Blocks(vec![1 << 20; 4])), "composed calls have one count");
 }
 
-/// It has no memory, whatever the pointers are that it is called with.
+/// It has no memory, whatever the pointers and streams are that it is called with.
 #[test]
-fn a_call_of_nothing_is_the_same_whichever_pointers_ranks_give() {
+fn a_call_of_nothing_is_the_same_whichever_pointers_and_streams_ranks_give() {
     ranks(2, 2, Order::RoundRobin, |rank| {
-        let at =
-            if rank.context.rank() == 0 { pointer(rank.double.memory(rank.device, 4)) } else { pointer(0) };
+        let first = rank.context.rank() == 0;
+        let at = pointer(if first { rank.double.memory(rank.device, 4) } else { 0 });
         for kind in [Kind::Allgather, Kind::Allreduce] {
             let what = What { kind, count: 0, dtype: DataType::F32, operator: Operator::Sum, root: 0 };
-            for call in [rank.call(), Call::default()] {
+            for on_stream in [true, false, first] {
+                let call = if on_stream { rank.call() } else { Call::default() };
                 let work = rank.start(&what.request(at.cast_const(), at), &call).expect("it starts");
                 work.wait(Deadline::after(PATIENCE)).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
             }

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::{Incoming, Trial};
 use crate::error::{Error, fail};
 use crate::sys::epoll::{Event, Interest};
-use crate::sys::process;
 use crate::transport::Link;
 use crate::transport::service::connection::Kind;
 use crate::transport::service::endpoint::{Endpoint, Open};
@@ -20,7 +19,7 @@ impl Endpoint {
     pub(super) fn finish_outgoing(&mut self, core: &mut Core, peer: u32) {
         let Some(trial) = self.outgoing(peer).and_then(|outgoing| outgoing.trial.take()) else { return };
         let Some(theirs) = trial.theirs else { return };
-        let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
+        let who = describe(peer, &theirs.setup);
         let link = match trial.ring {
             Some(mut ring) => {
                 // At the last moment: other threads map things, too.
@@ -37,7 +36,7 @@ impl Endpoint {
             None => Ok(tcp_link(trial.lanes)),
         };
         match link {
-            Ok(link) => self.established(core, peer, trial.control, who, pid, link, None),
+            Ok(link) => self.established(core, peer, trial.control, who, link, None),
             Err(why) => {
                 // The peer counts the link as open: it must hear that it is not.
                 self.turn_down(core, peer, trial.control, why.text());
@@ -53,7 +52,7 @@ impl Endpoint {
         let Some(Incoming { control, lanes, theirs: Some(theirs), .. }) = opening.incoming.take() else {
             return;
         };
-        let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
+        let who = describe(peer, &theirs.setup);
         let answer = || {
             if let Some(why) = given_up {
                 fail!(PeerFailed, "it had given up: {why}");
@@ -70,7 +69,7 @@ impl Endpoint {
             })
         };
         match answer() {
-            Ok((link, answer)) => self.established(core, peer, control, who, pid, link, Some(answer)),
+            Ok((link, answer)) => self.established(core, peer, control, who, link, Some(answer)),
             Err(why) => {
                 log::debug!("rank {}: refuses the link of {who}: {why}", self.identity.rank);
                 self.peers.entry(peer).or_default().opening.theirs_failed = Some(why.text().to_owned());
@@ -81,20 +80,18 @@ impl Endpoint {
     }
 
     /// The link is open: says so to the peer if it waits for that, and to the engine.
-    #[allow(clippy::too_many_arguments)]
     fn established(
         &mut self,
         core: &mut Core,
         peer: u32,
         control: u64,
         who: String,
-        pid: Option<u32>,
         link: Link,
         answer: Option<(Setup, Vec<OwnedFd>)>,
     ) {
         log::debug!("rank {}: link to {who} over {:?}", self.identity.rank, link.kind);
-        let process = pid.filter(|&pid| pid != std::process::id()).and_then(|pid| {
-            let fd = process::pidfd(pid).ok()?;
+        let process = link.memory.as_ref().and_then(|memory| {
+            let fd = memory.process.clone()?;
             let token = core.token(self.shared.id, Source::Process { peer });
             core.watch(token, fd.as_fd(), Interest { read: true, ..Interest::default() }).ok()?;
             Some((token, fd))
