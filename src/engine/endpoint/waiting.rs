@@ -419,6 +419,12 @@ impl Endpoint {
         self.look(0, through) || self.hauling.give_back(self)
     }
 
+    /// How many threads wait, asleep or not, for something that is not on a device.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.sleepers.waiting()
+    }
+
     /// How many threads sleep.
     #[cfg(test)]
     pub fn asleep(&self) -> usize {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::losing::{receive_any, unlinked_of};
 use super::*;
-use crate::engine::endpoint::Endpoint;
-use crate::transport::service::hold_service;
+use crate::engine::endpoint::{Endpoint, Look};
+use crate::transport::service::{Attendance, Port, hold_service};
 
 /// Much longer than a wait that is woken takes, and shorter than what a sleeper sleeps at most.
 const LOST: Duration = Duration::from_secs(10);
@@ -400,6 +400,46 @@ fn what_nobody_waits_for_leaves_the_service_asleep() {
     let after = looks.load(Ordering::Relaxed);
     assert!(after - before < 100, "{} looks at what has not moved", after - before);
     running.cancel();
+}
+
+/// It moves all that is under way, and peers would ring the bell for what it is about to see.
+#[test]
+fn the_library_does_not_watch_the_bell_beside_a_thread_that_waits() {
+    let [group, _other] = linked_pair(true);
+    let endpoint = group.endpoint();
+    let _held = hold_service();
+    let mut came = [[0; 8]; 3];
+    let running: Vec<_> = (0..).zip(&mut came).map(|(tag, came)| receive(&group, tag, came)).collect();
+    // By then nobody means to wait for them.
+    std::thread::sleep(Duration::from_millis(1));
+    let (waits, over) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let attend = || Port::attend(&**endpoint);
+    let watches = |attendance| matches!(attendance, Attendance::Watch(_));
+    let (mut has_watched, mut leaves) = (false, false);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // It does not sleep.
+            endpoint.follow(Deadline::NEVER, Through::Messages, |_| match over.load(Ordering::SeqCst) {
+                true => Look::Over(()),
+                false => {
+                    waits.store(endpoint.waiting() > 0, Ordering::SeqCst);
+                    Look::AtWork
+                }
+            })
+        });
+        comes_true(|| waits.load(Ordering::SeqCst));
+        // Where it finds the waiting thread at the messages it looks again.
+        comes_true(|| {
+            let attendance = attend();
+            has_watched |= watches(attendance);
+            leaves = matches!(attendance, Attendance::Leave(_));
+            has_watched || leaves
+        });
+        over.store(true, Ordering::SeqCst);
+    });
+    assert!(leaves && !has_watched);
+    assert!(comes_true(|| watches(attend())), "nobody else does");
+    running.iter().for_each(|running| assert!(running.cancel()));
 }
 
 /// An operation that never ends, and counts how often it is looked at.
