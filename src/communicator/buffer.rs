@@ -195,10 +195,9 @@ impl Queue {
 
     fn push(&self, message: Message, context: &Context) {
         let mut state = self.lock();
-        // Who waits may have looked for the last time before this was in the list, and whoever ended it may
-        // have told before that.
-        let is_missed =
-            state.waiting > 0 && (message.work.peek().is_some() || message.work.by_messages().is_none());
+        // Who waits may have looked for the last time before this was in the list, and sleep for another
+        // alone; and whoever ended this one may have told before that.
+        let is_missed = state.waiting > 0;
         state.others += usize::from(!message.work.is_by_messages());
         state.pending.push_back(message);
         drop(state);
@@ -264,17 +263,22 @@ impl Queue {
             late = deadline.expired();
             // Whatever comes of this, the loop looks at what is complete.
             match oldest.by_messages().filter(|_| alike) {
-                Some(running) => running.wait_until(deadline, || {
-                    let State { pending, others, aborts: now, .. } = &*self.lock();
-                    let is_over = |message: &Message| message.work.peek().is_some();
-                    // Another thread may have had it, or have begun one that is moved in another way; or all
-                    // are lost by now.
-                    *now != aborts
-                        || pending.is_empty()
-                        || *others > 0
-                        || oldest.by_messages().is_none()
-                        || pending.iter().any(is_over)
-                }),
+                // What comes to be under way beside it wakes this thread.
+                Some(running) => running.wait_until(
+                    deadline,
+                    || self.lock().pending.len() == 1,
+                    || {
+                        let State { pending, others, aborts: now, .. } = &*self.lock();
+                        let is_over = |message: &Message| message.work.peek().is_some();
+                        // Another thread may have had it, or have begun one that is moved in another way; or all
+                        // are lost by now.
+                        *now != aborts
+                            || pending.is_empty()
+                            || *others > 0
+                            || oldest.by_messages().is_none()
+                            || pending.iter().any(is_over)
+                    },
+                ),
                 None => drop(oldest.wait(Deadline::after(SLICE).min(deadline))),
             }
         }

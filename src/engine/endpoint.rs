@@ -11,6 +11,7 @@ mod dormant;
 mod port;
 mod questions;
 mod roster;
+mod sleepers;
 mod unattended;
 mod visitor;
 mod waiting;
@@ -23,10 +24,11 @@ use std::time::{Duration, Instant};
 use attendant::Attendant;
 use questions::Questions;
 use roster::Roster;
+pub use sleepers::Sleeper;
+use sleepers::Sleepers;
 use unattended::{Unattended, Watch};
 pub use visitor::Visitor;
 pub use waiting::Look;
-use waiting::Sleepers;
 
 use super::control::{Answer, Control};
 use super::direct::Retired;
@@ -408,8 +410,18 @@ impl Endpoint {
     }
 
     /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by
-    /// the driver. Whether anything moved, be it that an operation has stopped in the middle of its work.
+    /// the driver. Whether anything moved, be it that an operation has stopped in the middle of its work. For
+    /// who looks once: what it leaves in the middle is for those who sleep, if any do.
     pub fn progress(&self, round: u32, through: Through) -> bool {
+        let moved = self.look(round, through);
+        if self.sleepers.any() && (moved || self.hauling.give_back(self)) {
+            self.wake_mover();
+        }
+        moved
+    }
+
+    /// The same, for who looks on.
+    fn look(&self, round: u32, through: Through) -> bool {
         self.progress_with(self.messages(), round, through)
     }
 
@@ -451,8 +463,9 @@ impl Endpoint {
             self.settle();
         }
         moved |= advanced;
-        if moved && self.sleepers.any() {
-            self.wake();
+        if moved {
+            // Whom a mailbox of its own concerns has been told by that.
+            self.sleepers.wake_any();
         }
         moved
     }

@@ -244,11 +244,17 @@ impl Group {
         until: Deadline,
     ) -> Option<Result<Completion>> {
         let (through, mut has_worked) = (operation.through(), false);
-        self.endpoint.follow(until, through, || match operation.advance(self) {
+        self.endpoint.follow(until, through, |sleeper| match operation.advance(self) {
             Poll::Ready(result) => Look::Over(result),
             Poll::Pending => match self.failure() {
                 Some(error) => Look::Over(Err(error)),
-                None => self.looked(turn, operation, &mut has_worked),
+                None => {
+                    // Nobody else moves it.
+                    if let (Some(sleeper), Some(mailbox)) = (sleeper, operation.mailbox()) {
+                        self.endpoint.sleep_for_mail(mailbox, sleeper);
+                    }
+                    self.looked(turn, operation, &mut has_worked)
+                }
             },
         })
     }
@@ -394,7 +400,10 @@ impl Group {
     /// A call of this thread has ended: the next one has its turn, and a failure is everybody's.
     fn conclude(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
         let result = self.end_turn_record(turn, result);
-        self.pass_on(turn);
+        if self.pass_on(turn) {
+            // This thread does not look on, and those who sleep have looked before.
+            self.endpoint.nudge();
+        }
         result
     }
 
@@ -421,18 +430,21 @@ impl Group {
         turn.class == Class::Ordered && !self.orders.lock().of(Class::Ordered, 0).queue.is_empty()
     }
 
-    /// Gives the next call its turn: once for each turn.
-    pub fn pass_on(&self, turn: &Turn) {
+    /// Gives the next call its turn: once for each turn. Whether there is one, which is to be looked at.
+    pub fn pass_on(&self, turn: &Turn) -> bool {
         if turn.class == Class::PointToPoint {
-            return;
+            return false;
         }
         loop {
             let next = self.orders.lock().end(turn.class, turn.tag);
             match next {
                 // It needs no turn any more.
                 Some(next) if next.activate() => {}
-                Some(_) => return self.endpoint.kick(),
-                None => return,
+                Some(_) => {
+                    self.endpoint.kick();
+                    return true;
+                }
+                None => return false,
             }
         }
     }

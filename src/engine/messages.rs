@@ -51,6 +51,7 @@ use self::hash::KeyHasher;
 use self::peer::{Peer, PeerState};
 use self::pulled::Pulled;
 use self::transfer::{Receive, Receiving, Sending};
+use super::endpoint::Sleeper;
 use super::hauling::Track;
 use super::lane::Frames;
 use super::pairs::{From, Pairs};
@@ -87,8 +88,10 @@ pub struct Mailbox {
     /// number.
     pub source: Option<(u32, u32)>,
     live: bool,
-    /// Who is to be told when something comes.
+    /// Who is to be told when something comes: an operation that lies dormant,
     sleeper: Option<u64>,
+    /// and a thread that sleeps.
+    thread: Option<Arc<Sleeper>>,
 }
 
 /// What becomes of what an operation has sent that gives up.
@@ -220,6 +223,8 @@ impl Messages {
         slot.source = None;
         slot.live = false;
         slot.sleeper = None;
+        // Whoever moves the operation closes it: another thread may wait for that.
+        slot.wake_thread();
         self.free.push(mailbox);
     }
 

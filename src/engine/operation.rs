@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::callbacks::{Callback, call_back, call_back_late};
-use super::endpoint::{Look, Through, lock};
+use super::endpoint::{Look, Sleeper, Through, lock};
 use super::group::{Group, INQUIRY_LOOK, Inquiry, Turn};
 use super::wire::Class;
 use crate::cuda::word::Word;
@@ -596,6 +596,12 @@ impl Running {
         let callbacks = std::mem::take(&mut ending.callbacks);
         self.done.store(true, Ordering::Release);
         drop(ending);
+        // Who found it being moved sleeps for anything.
+        self.group.endpoint().wake_any();
+        if !callbacks.is_empty() {
+            // They may take long.
+            self.group.endpoint().leave_bell();
+        }
         for callback in callbacks {
             call_back(callback, result.clone());
         }
@@ -655,7 +661,9 @@ impl Running {
             return Some(Err(error));
         }
         let endpoint = self.group.endpoint();
-        let follow = |deadline| endpoint.follow(deadline, self.through, || self.look_for(|| self.result()));
+        let follow = |deadline| {
+            endpoint.follow(deadline, self.through, |sleeper| self.look_for(sleeper, || self.result()))
+        };
         if let Err(error) = endpoint.check_present() {
             let ended = follow(deadline.min(Deadline::after(LAST_WORDS)));
             if ended.is_some() || deadline.expired() {
@@ -685,18 +693,43 @@ impl Running {
     }
 
     /// Waits in this thread, moving it and everything else, until `is_over` or the deadline has passed. For
-    /// what [is by messages](Running::is_by_messages), in the process that made it.
-    pub fn wait_until(&self, deadline: Deadline, mut is_over: impl FnMut() -> bool) {
-        self.group.endpoint().follow(deadline, self.through, || self.look_for(|| is_over().then_some(())));
+    /// what [is by messages](Running::is_by_messages), in the process that made it. `is_alone`: whether that
+    /// waits for nothing but this one, and for what has all who wait here woken; asked before this thread
+    /// sleeps.
+    pub fn wait_until(
+        &self,
+        deadline: Deadline,
+        mut is_alone: impl FnMut() -> bool,
+        mut is_over: impl FnMut() -> bool,
+    ) {
+        self.group.endpoint().follow(deadline, self.through, |sleeper| {
+            let sleeper = sleeper.filter(|_| is_alone());
+            self.look_for(sleeper, || is_over().then_some(()))
+        });
     }
 
-    /// Moves it, then looks whether what is waited for is there.
-    fn look_for<T>(&self, answer: impl FnOnce() -> Option<T>) -> Look<T> {
+    /// Moves it, then looks whether what is waited for is there. If not, `sleeper` waits for nothing but it.
+    fn look_for<T>(&self, sleeper: Option<&Arc<Sleeper>>, answer: impl FnOnce() -> Option<T>) -> Look<T> {
         let look = self.advance();
+        if let (Some(sleeper), Look::Waits) = (sleeper, look) {
+            self.sleep_for_mail(sleeper);
+        }
         match answer() {
             Some(answer) => Look::Over(answer),
             None if look == Look::AtWork => Look::AtWork,
             None => Look::Waits,
+        }
+    }
+
+    /// If all that it waits for comes to its mailbox, what comes there wakes this thread, and its end does:
+    /// whoever ends it closes that.
+    fn sleep_for_mail(&self, sleeper: &Arc<Sleeper>) {
+        // Who moves it at this moment may be about to close it.
+        let Ok(stage) = self.stage.try_lock() else { return };
+        if let Stage::Running { operation, has_worked: false, .. } = &*stage
+            && let Some(mailbox) = operation.mailbox().filter(|_| self.is_active())
+        {
+            self.group.endpoint().sleep_for_mail(mailbox, sleeper);
         }
     }
 }

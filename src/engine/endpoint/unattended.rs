@@ -52,8 +52,13 @@ impl Leave {
         if std::mem::replace(&mut self.begun, begun) == begun {
             return None;
         }
+        Some(self.longer())
+    }
+
+    /// How long to leave it alone, whatever has begun.
+    fn longer(&mut self) -> Duration {
         self.time = (2 * self.time).clamp(YOUNG, LEAVE);
-        Some(self.time)
+        self.time
     }
 
     /// It does need one.
@@ -590,13 +595,24 @@ impl Endpoint {
             let time = leave.next(&self.unattended.begun[0]).unwrap_or(YOUNG);
             return Attendance::Leave(soon + time);
         }
-        leave.end();
+        // One that waits moves all of them at each of its looks: this one helps only where it may be held up,
+        // and never watches the bell beside it. Peers would ring for what it is about to see.
+        let time = match waiting {
+            0 => {
+                leave.end();
+                None
+            }
+            _ => Some(leave.longer()),
+        };
         drop(leave);
         // Whoever has the messages moves everything, and may have lost its processor: waiting for it keeps
         // all ranks of the process waiting.
         let Some(messages) = self.try_messages() else { return Attendance::Again(soon + STAND_IN) };
         if self.progress_with(messages, 0, Through::Messages) {
-            return Attendance::Again(soon);
+            return match time {
+                None => Attendance::Again(soon),
+                Some(_) => Attendance::Leave(soon + STAND_IN),
+            };
         }
         if !self.unattended.any_on_host() && !self.owes() {
             return Attendance::Idle;
@@ -606,6 +622,9 @@ impl Endpoint {
         // leaving.
         if self.sleepers.any() {
             return Attendance::Again(self.next_look());
+        }
+        if let Some(time) = time {
+            return Attendance::Leave(soon + time);
         }
         bell.answer();
         // Against one who has begun to sleep since: either that rang for a look of its own, or it is counted

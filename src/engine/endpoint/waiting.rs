@@ -1,14 +1,14 @@
 //! How a thread waits: it moves everything that it may, spins briefly, yields for a while, then sleeps.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::{Endpoint, Through, lock};
+use super::sleepers::Sleeper;
+use super::{Endpoint, Through};
 use crate::deadline::Deadline;
 use crate::sys;
-use crate::transport::bell::Bell;
 
 /// What a look at what is waited for has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,9 @@ pub enum Look<T> {
     /// Something has to come first.
     Waits,
 }
+
+/// Looks whether what a thread waits for is there; before the thread sleeps, it is given who does.
+type Poll<'a> = dyn FnMut(Option<&Arc<Sleeper>>) -> Look<()> + 'a;
 
 /// How long a waiter is attentive before it sleeps. Yielding costs a fraction of a microsecond when nobody
 /// else is ready, so it is hardly slower than spinning; and when the awaited rank shares the processor, each
@@ -56,41 +59,6 @@ const NAP: Duration = Duration::from_secs(20);
 /// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
 const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
 
-/// Threads that wait here, and those of them that sleep: one on the bell, the others on a condition that it
-/// passes on.
-#[derive(Default)]
-pub(super) struct Sleepers {
-    /// How many wait, asleep or not, for something that is not on a device: the driver holds them up nowhere.
-    waiting: AtomicUsize,
-    count: AtomicUsize,
-    bell: Mutex<()>,
-    generation: Mutex<u64>,
-    woken: Condvar,
-    /// How many of them take a last look before they do.
-    parking: AtomicUsize,
-    /// When the last of them to fall asleep wakes by itself, in the endpoint's age; 0: nobody knows, since
-    /// one has woken.
-    wakes_at: AtomicU64,
-}
-
-impl Sleepers {
-    /// Whether there are any.
-    pub(super) fn any(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
-    }
-
-    /// Threads that wait here for something on the host, asleep or not.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::SeqCst)
-    }
-
-    /// Wakes those that do not sleep on the bell.
-    fn pass_on(&self) {
-        *lock(&self.generation) += 1;
-        self.woken.notify_all();
-    }
-}
-
 /// Counts a thread among those that wait, or look for the last time, until it is dropped.
 pub(super) struct Counted<'a>(&'a AtomicUsize);
 
@@ -115,18 +83,20 @@ impl Endpoint {
         through: Through,
         mut poll: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        self.follow(deadline, through, || poll().map_or(Look::Waits, Look::Over))
+        self.follow(deadline, through, |_| poll().map_or(Look::Waits, Look::Over))
     }
 
-    /// As [`Endpoint::wait`], for what `poll` itself may be at work on.
+    /// As [`Endpoint::wait`], for what `poll` itself may be at work on. Before this thread sleeps `poll` is
+    /// given who does: if all that it waits for comes to a mailbox, it says so
+    /// ([`Endpoint::sleep_for_mail`]), and nothing else that moves wakes it.
     pub fn follow<T>(
         &self,
         deadline: Deadline,
         through: Through,
-        mut poll: impl FnMut() -> Look<T>,
+        mut poll: impl FnMut(Option<&Arc<Sleeper>>) -> Look<T>,
     ) -> Option<T> {
         let mut answer = None;
-        self.wait_until(deadline, through, &mut || match poll() {
+        self.wait_until(deadline, through, &mut |sleeper| match poll(sleeper) {
             Look::Over(there) => {
                 answer = Some(there);
                 Look::Over(())
@@ -139,15 +109,17 @@ impl Endpoint {
 
     /// Waits until `poll` says that it is over, or the deadline has passed; in that case `poll` is called
     /// after it.
-    fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut dyn FnMut() -> Look<()>) {
+    fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut Poll<'_>) {
         let bell = self.bell.get().expect("set by `new`");
-        let mut waiting = None;
+        let (mut waiting, mut sleeper) = (None, None);
+        // Whether this thread has slept, and nobody has been woken since who would take the bell.
+        let mut has_slept = false;
         let Patience { burst, spin, yielding } = self.patience(through);
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
         let mut yields = false;
         loop {
-            let at_work = match poll() {
+            let at_work = match poll(None) {
                 Look::Over(()) => break,
                 look => look == Look::AtWork,
             };
@@ -161,13 +133,17 @@ impl Endpoint {
                 Through::Device => self.attendant.wait(),
                 Through::Messages | Through::Memory => Counted::among(&self.sleepers.waiting),
             });
-            if self.progress(round, through) || at_work {
+            if at_work && std::mem::take(&mut has_slept) {
+                // That may take long.
+                self.leave_bell();
+            }
+            if self.look(round, through) || at_work {
                 (idle_since, yields) = (None, false);
                 // What others send may never cease: the deadline holds all the same. And a look at work takes
                 // long, whoever waits for it.
                 let long = at_work || self.unattended.any();
                 if (round.is_multiple_of(64) || long) && deadline.expired() {
-                    poll();
+                    poll(None);
                     break;
                 }
                 continue;
@@ -184,23 +160,30 @@ impl Endpoint {
                 sys::process::yield_now();
             } else {
                 if deadline.expired() {
-                    poll();
+                    poll(None);
                     break;
                 }
-                if self.sleep(bell, deadline, through, poll) {
+                let sleeper = sleeper.get_or_insert_with(|| Sleeper::new(bell));
+                has_slept = true;
+                if self.sleep(sleeper, deadline, through, poll) {
                     break;
+                }
+                if through == Through::Device {
+                    // The driver may hold it up now.
+                    self.leave_bell();
+                    has_slept = false;
                 }
                 // Something rang: be attentive again, but not for long.
                 idle_since = Some(Instant::now() - spin);
                 continue;
             }
             if round.is_multiple_of(64) && deadline.expired() {
-                poll();
+                poll(None);
                 break;
             }
         }
         drop(waiting);
-        self.leave();
+        self.leave(has_slept);
     }
 
     /// A thread that polls has looked in vain: where ranks share processors it makes way for others now and
@@ -257,55 +240,60 @@ impl Endpoint {
     }
 
     /// Sleeps until something may have changed; not if `poll` says at the last moment that it has. Whether it
-    /// is over.
+    /// is over. Nobody has to be woken by a thread that comes back from here and looks on: it has the duties
+    /// of all that are awake (`endpoint::sleepers`).
     fn sleep(
         &self,
-        bell: &Bell,
+        sleeper: &Arc<Sleeper>,
         deadline: Deadline,
         through: Through,
-        poll: &mut dyn FnMut() -> Look<()>,
+        poll: &mut Poll<'_>,
     ) -> bool {
-        self.sleepers.count.fetch_add(1, Ordering::SeqCst);
-        // Before the bell is found taken: whoever has it passes on after leaving it. And before what is
-        // looked at for the nap: see `remind_sleepers`.
-        let before = *lock(&self.sleepers.generation);
+        let bell = self.bell.get().expect("set by `new`");
+        // Before the bell is found taken: whoever has it looks afterwards for one who sleeps. And before what
+        // is looked at for the nap: see `remind_sleepers`.
+        let lying = self.sleepers.lie_down(sleeper);
         let nap = deadline.remaining_capped(self.nap(through == Through::Device));
         self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
-        let mut last_look = || {
-            let _parking = Counted::among(&self.sleepers.parking);
-            poll()
-        };
-        let look = match self.sleepers.bell.try_lock() {
-            Ok(_sleeping) => {
-                bell.prepare_park();
-                let look = last_look();
-                if look != Look::Waits || self.progress_parking(through) {
-                    bell.cancel_park();
-                } else {
-                    let mut events = Vec::new();
-                    if let Err(error) = bell.park(Some(nap), &mut events) {
-                        log::error!("the bell cannot be waited for: {error}");
-                    }
-                    self.serve(&events);
-                }
-                look
+        let taken = self.sleepers.take_bell(sleeper);
+        // Also where another has the bell, who may not have come to this: that one looks at messages, but not
+        // at shared memory that only this thread waits for, and a peer that writes there now has to ring.
+        bell.prepare_park();
+        let parking = Counted::among(&self.sleepers.parking);
+        let look = poll(Some(sleeper));
+        drop(parking);
+        // That may have found when to look again.
+        let nap = self.look_at().remaining_capped(nap);
+        let has_bell = taken.is_some();
+        if !has_bell {
+            if look == Look::Waits {
+                sleeper.sleep(nap);
             }
-            Err(_) => {
-                let look = last_look();
-                if look == Look::Waits {
-                    let generation = lock(&self.sleepers.generation);
-                    let unchanged = |now: &mut u64| *now == before;
-                    drop(self.sleepers.woken.wait_timeout_while(generation, nap, unchanged));
-                }
-                look
+        } else if look != Look::Waits || self.progress_parking(through) || sleeper.is_woken() {
+            bell.cancel_park();
+        } else {
+            let mut events = Vec::new();
+            if let Err(error) = bell.park(Some(nap), &mut events) {
+                log::error!("the bell cannot be waited for: {error}");
             }
-        };
+            self.serve(&events);
+        }
         self.sleepers.wakes_at.store(0, Ordering::SeqCst);
-        self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
-        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
-            self.sleepers.pass_on();
+        drop(taken);
+        drop(lying);
+        if has_bell {
+            // It may have rung for what only they look at.
+            self.sleepers.wake_any();
         }
         look == Look::Over(())
+    }
+
+    /// A thread that sleeps waits for nothing but what comes to this mailbox. Nobody but the caller may move
+    /// the operation whose it is meanwhile.
+    pub fn sleep_for_mail(&self, mailbox: u32, sleeper: &Arc<Sleeper>) {
+        if self.messages().wake_thread_for(mailbox, sleeper) {
+            self.sleepers.expects_mail(sleeper);
+        }
     }
 
     /// An operation that is left to those who wait here may be due before any of them wakes, who has looked
@@ -316,19 +304,44 @@ impl Endpoint {
             moment => Deadline::since(self.born, Duration::from_nanos(moment)),
         };
         if self.unattended.next_deadline().precedes(wakes) {
-            self.wake();
+            self.wake_mover();
         }
     }
 
-    /// Whoever ends a wait leaves the others able to go on.
-    fn leave(&self) {
+    /// Whoever ends a wait leaves the others able to go on. `has_slept`: it may have had the bell, or have
+    /// been woken to take it.
+    fn leave(&self, has_slept: bool) {
         if self.sleepers.any() {
-            self.wake();
+            // As before sleeping: nothing is left that moves without a ring, but what another is woken for.
+            // Nor a moment to look again at, which those who sleep have not heard of.
+            if self.progress_parking(Through::Messages) || self.look_at() != Deadline::NEVER {
+                self.wake_mover();
+            } else if has_slept {
+                self.leave_bell();
+            }
         }
         if self.unattended.any() {
             self.kick();
         }
         self.see_out();
+    }
+
+    /// This thread may have had the bell, or have been woken to take it, and does not look on, or not soon:
+    /// another who sleeps takes it, if any does and none has it.
+    pub(in crate::engine) fn leave_bell(&self) {
+        if !self.sleepers.bell_is_taken() {
+            self.sleepers.wake_one();
+        }
+    }
+
+    /// One of those who sleep looks at everything, if any does: who has the bell, or else one who takes it.
+    pub(super) fn wake_mover(&self) {
+        if !self.sleepers.bell_is_taken() {
+            self.sleepers.wake_one();
+        } else if let Some(bell) = self.bell.get() {
+            // Who has it and is about to leave it finds the others afterwards.
+            bell.ring();
+        }
     }
 
     /// What an operation that is over still has to tell its peers goes out, though nobody waits here any
@@ -346,19 +359,25 @@ impl Endpoint {
 
     /// Wakes every thread that sleeps here.
     pub fn wake(&self) {
-        self.sleepers.pass_on();
+        self.sleepers.wake_all();
         if let Some(bell) = self.bell.get() {
             bell.ring();
         }
     }
 
-    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else a thread of
-    /// the library does. From any thread; does not wait.
-    pub fn nudge(&self) {
-        // Against the sleeper: either it is counted here, or it looks after what is told here.
+    /// Wakes those that sleep here and may wait for anything that is not a message of their own.
+    pub fn wake_any(&self) {
+        // Against the sleeper: either it is counted there, or it looks after what was done before.
         fence(Ordering::SeqCst);
-        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
-            self.wake();
+        self.sleepers.wake_any();
+    }
+
+    /// Something has come that is neither a link's nor a peer's: who sleeps and may wait for it looks, and so
+    /// does one who moves everything, or else a thread of the library. From any thread; does not wait.
+    pub fn nudge(&self) {
+        self.wake_any();
+        if self.sleepers.any() {
+            self.wake_mover();
         } else if self.unattended.any() {
             self.kick();
         }
@@ -369,9 +388,7 @@ impl Endpoint {
         if let Some(bell) = self.bell.get() {
             bell.ring_if_parked();
         }
-        if self.sleepers.count.load(Ordering::SeqCst) > 1 {
-            self.sleepers.pass_on();
-        }
+        self.wake_any();
     }
 
     /// Whether ranks share processors.
@@ -396,9 +413,33 @@ impl Endpoint {
         self.age().saturating_sub(self.stirred.load(Ordering::Relaxed))
     }
 
-    /// [`Endpoint::progress`], for the last time before sleeping.
+    /// [`Endpoint::look`], for the last time before sleeping.
     pub(super) fn progress_parking(&self, through: Through) -> bool {
         let _parking = Counted::among(&self.sleepers.parking);
-        self.progress(0, through) || self.hauling.give_back(self)
+        self.look(0, through) || self.hauling.give_back(self)
+    }
+
+    /// How many threads wait, asleep or not, for something that is not on a device.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.sleepers.waiting()
+    }
+
+    /// How many threads sleep.
+    #[cfg(test)]
+    pub fn asleep(&self) -> usize {
+        self.sleepers.count()
+    }
+
+    /// How often one has come back from that.
+    #[cfg(test)]
+    pub fn returns(&self) -> usize {
+        self.sleepers.returns.load(Ordering::SeqCst)
+    }
+
+    /// Whether one of them has the bell.
+    #[cfg(test)]
+    pub fn bell_is_taken(&self) -> bool {
+        self.sleepers.bell_is_taken()
     }
 }

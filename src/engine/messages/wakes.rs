@@ -2,11 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::{Mailbox, Messages};
-use crate::engine::endpoint::lock;
+use crate::engine::endpoint::{Sleeper, lock};
 use crate::engine::lane::Ticket;
 
 /// The names of those to whose mailboxes something has come, until somebody takes them.
@@ -50,6 +50,13 @@ impl Mailbox {
         if let Some(sleeper) = self.sleeper.take() {
             wakes.add(sleeper);
         }
+        self.wake_thread();
+    }
+
+    pub(super) fn wake_thread(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.wake();
+        }
     }
 }
 
@@ -66,5 +73,21 @@ impl Messages {
         if !slot.done.is_empty() || slot.failed.is_some() {
             slot.wake(&self.wakes);
         }
+    }
+
+    /// This thread, which is about to sleep, is woken as soon as there is something in this mailbox, or it is
+    /// closed. Not if another sleeps for that: then this one sleeps for anything.
+    pub fn wake_thread_for(&mut self, mailbox: u32, thread: &Arc<Sleeper>) -> bool {
+        let slot = &mut self.mailboxes[mailbox as usize];
+        // One that was woken by something else is still noted.
+        let is_other = |other: &Arc<Sleeper>| !Arc::ptr_eq(other, thread) && other.is_asleep();
+        if slot.thread.as_ref().is_some_and(is_other) {
+            return false;
+        }
+        slot.thread = Some(thread.clone());
+        if !slot.done.is_empty() || slot.failed.is_some() {
+            slot.wake_thread();
+        }
+        true
     }
 }

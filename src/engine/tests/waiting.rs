@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::losing::{receive_any, unlinked_of};
 use super::*;
-use crate::engine::endpoint::Endpoint;
-use crate::transport::service::hold_service;
+use crate::engine::endpoint::{Endpoint, Look};
+use crate::transport::service::{Attendance, Port, hold_service};
 
 /// Much longer than a wait that is woken takes, and shorter than what a sleeper sleeps at most.
 const LOST: Duration = Duration::from_secs(10);
@@ -128,6 +128,175 @@ fn one_of_several_sleepers_always_has_the_bell() {
     });
 }
 
+/// How a thread waits for a message.
+type Waits = fn(&Arc<Group>, u64, Deadline) -> bool;
+
+/// In the call.
+fn in_call(group: &Arc<Group>, tag: u64, until: Deadline) -> bool {
+    let mut came = [0; 8];
+    let message = Message::Receive { from: 0, into: Destination { address: came.as_mut_ptr(), len: 8 } };
+    let signature = Signature { kind: Kind::Receive, count: 8, ..BARRIER };
+    let calling = calling(Class::PointToPoint, tag, signature, Some(until.remaining_capped(4 * LOST)));
+    // SAFETY: the memory is there until the call has ended.
+    group.run(calling, |turn| unsafe { Point::new(group, turn, message, usize::MAX) }).is_ok()
+}
+
+/// For what it has begun. Whoever gives up does so without word.
+fn for_work(group: &Arc<Group>, tag: u64, until: Deadline) -> bool {
+    let mut came = [0; 8];
+    let running = receive(group, tag, &mut came);
+    let ended = running.wait(until);
+    running.cancel();
+    ended.is_some_and(|result| result.is_ok())
+}
+
+const WAYS: [Waits; 2] = [in_call, for_work];
+
+/// Whether this is so in time.
+fn comes_true(mut is_so: impl FnMut() -> bool) -> bool {
+    let end = Deadline::after(LOST);
+    while !is_so() {
+        if end.expired() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    true
+}
+
+/// Has so many threads of rank 1 sleep, each for a message with its own number as tag, then calls `then`, and
+/// sends what has not been sent.
+fn beside_sleepers<T>(
+    groups: &[Arc<Group>; 2],
+    threads: u64,
+    waits: Waits,
+    then: impl FnOnce(&Endpoint) -> T,
+) -> T {
+    std::thread::scope(|scope| {
+        for tag in 0..threads {
+            scope.spawn(move || waits(&groups[1], tag, Deadline::after(4 * LOST)));
+        }
+        let answer = then(groups[1].endpoint());
+        (0..threads).for_each(|tag| done(&send(&groups[0], tag, &[1; 8])));
+        answer
+    })
+}
+
+#[test]
+fn who_sleeps_is_not_woken_by_what_concerns_others() {
+    const THREADS: u64 = 24;
+    const MESSAGES: usize = 50;
+    for (shm, waits) in [true, false].into_iter().flat_map(|shm| WAYS.map(|waits| (shm, waits))) {
+        let groups = linked_pair(shm);
+        let woken = beside_sleepers(&groups, THREADS, waits, |endpoint| {
+            let (mut counts, end) = ((0, 0), Deadline::after(2 * LOST));
+            for _ in 0..MESSAGES {
+                comes_true(|| endpoint.asleep() == THREADS as usize);
+                counts.0 = if counts.0 == 0 { endpoint.returns() } else { counts.0 };
+                done(&send(&groups[0], THREADS, &[1; 8]));
+                assert!(in_call(&groups[1], THREADS, end), "it has been sent");
+            }
+            counts.1 = endpoint.returns();
+            counts.1 - counts.0
+        });
+        // Who has the bell, this thread if it sleeps, and who takes the bell then.
+        assert!(woken <= 6 * MESSAGES, "{woken} wake-ups for {MESSAGES} messages, shm: {shm}");
+    }
+}
+
+/// The order in which they leave is that in which they came, the other way round, and neither.
+#[test]
+fn each_of_those_who_sleep_has_its_message_whoever_has_left() {
+    const THREADS: u64 = 7;
+    for (shm, waits) in [true, false].into_iter().flat_map(|shm| WAYS.map(|waits| (shm, waits))) {
+        let groups = linked_pair(shm);
+        for step in [1, THREADS - 1, 3] {
+            let (ended, begun) = (&AtomicU64::new(0), &AtomicU64::new(0));
+            let in_time = std::thread::scope(|scope| {
+                let groups = &groups;
+                for tag in 0..THREADS {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    scope.spawn(move || {
+                        let came = waits(&groups[1], tag, Deadline::after(4 * LOST));
+                        ended.fetch_add(u64::from(came), Ordering::SeqCst);
+                    });
+                    comes_true(|| groups[1].endpoint().asleep() as u64 == begun.load(Ordering::SeqCst));
+                }
+                let mut in_time = true;
+                for number in 0..THREADS {
+                    let left = (THREADS - number) as usize;
+                    in_time &= comes_true(|| groups[1].endpoint().asleep() == left);
+                    done(&send(&groups[0], (number + 1) * step % THREADS, &[1; 8]));
+                    in_time &= comes_true(|| ended.load(Ordering::SeqCst) > number);
+                }
+                in_time
+            });
+            assert!(in_time, "one was not woken, shm: {shm}, step {step}");
+        }
+    }
+}
+
+/// The one that is woken to take it has found at that moment that what it waits for is there.
+#[test]
+fn the_bell_is_passed_on_by_who_is_woken_to_take_it_and_leaves() {
+    let groups = linked_pair(true);
+    let endpoint = groups[1].endpoint();
+    let (first_leaves, first_has_left) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let is_taken = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let leaves = || first_leaves.load(Ordering::SeqCst).then_some(());
+            endpoint.wait(Deadline::NEVER, Through::Messages, leaves);
+            first_has_left.store(true, Ordering::SeqCst);
+        });
+        assert!(comes_true(|| endpoint.asleep() == 1 && endpoint.bell_is_taken()));
+        let last = scope.spawn(|| in_call(&groups[1], 1, Deadline::after(4 * LOST)));
+        assert!(comes_true(|| endpoint.asleep() == 2));
+        endpoint.wait(Deadline::NEVER, Through::Messages, || {
+            // The others sleep: it is this one that looks for the last time.
+            endpoint.is_parking().then(|| {
+                first_leaves.store(true, Ordering::SeqCst);
+                endpoint.wake_any();
+                comes_true(|| first_has_left.load(Ordering::SeqCst))
+            })
+        });
+        let is_taken = comes_true(|| endpoint.bell_is_taken());
+        first_leaves.store(true, Ordering::SeqCst);
+        endpoint.wake();
+        done(&send(&groups[0], 1, &[1; 8]));
+        assert!(last.join().expect("no panic"));
+        is_taken
+    });
+    assert!(is_taken, "nobody has the bell");
+}
+
+/// Threads that give up at the moment at which others have their messages.
+#[test]
+fn a_message_finds_who_waits_among_those_who_give_up() {
+    const ROUNDS: u64 = 150;
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        let lost = (0..ROUNDS).find(|round| {
+            let groups = &groups;
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                for thread in 1..4 {
+                    let until = Deadline::since(begun, Duration::from_micros(400 + 50 * thread));
+                    scope.spawn(move || for_work(&groups[1], thread, until));
+                }
+                let came = scope.spawn(move || in_call(&groups[1], 9, Deadline::after(4 * LOST)));
+                while begun.elapsed() < Duration::from_micros(300 + round * 3) {
+                    std::thread::yield_now();
+                }
+                done(&send(&groups[0], 9, &[1; 8]));
+                let in_time = comes_true(|| came.is_finished());
+                groups[1].endpoint().wake();
+                !(came.join().expect("no panic") && in_time)
+            })
+        });
+        assert_eq!(lost, None, "it slept on, shm: {shm}");
+    }
+}
+
 /// Rank 0 has told where a long message is, and then looks at nothing; rank 1 fills the ring to it, and
 /// receives the message. That rank 0 may let go of it has to wait for room, and rank 1 has no operation left
 /// that would wait for that.
@@ -241,6 +410,46 @@ fn what_nobody_waits_for_leaves_the_service_asleep() {
     let after = looks.load(Ordering::Relaxed);
     assert!(after - before < 100, "{} looks at what has not moved", after - before);
     running.cancel();
+}
+
+/// It moves all that is under way, and peers would ring the bell for what it is about to see.
+#[test]
+fn the_library_does_not_watch_the_bell_beside_a_thread_that_waits() {
+    let [group, _other] = linked_pair(true);
+    let endpoint = group.endpoint();
+    let _held = hold_service();
+    let mut came = [[0; 8]; 3];
+    let running: Vec<_> = (0..).zip(&mut came).map(|(tag, came)| receive(&group, tag, came)).collect();
+    // By then nobody means to wait for them.
+    std::thread::sleep(Duration::from_millis(1));
+    let (waits, over) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let attend = || Port::attend(&**endpoint);
+    let watches = |attendance| matches!(attendance, Attendance::Watch(_));
+    let (mut has_watched, mut leaves) = (false, false);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // It does not sleep.
+            endpoint.follow(Deadline::NEVER, Through::Messages, |_| match over.load(Ordering::SeqCst) {
+                true => Look::Over(()),
+                false => {
+                    waits.store(endpoint.waiting() > 0, Ordering::SeqCst);
+                    Look::AtWork
+                }
+            })
+        });
+        comes_true(|| waits.load(Ordering::SeqCst));
+        // Where it finds the waiting thread at the messages it looks again.
+        comes_true(|| {
+            let attendance = attend();
+            has_watched |= watches(attendance);
+            leaves = matches!(attendance, Attendance::Leave(_));
+            has_watched || leaves
+        });
+        over.store(true, Ordering::SeqCst);
+    });
+    assert!(leaves && !has_watched);
+    assert!(comes_true(|| watches(attend())), "nobody else does");
+    running.iter().for_each(|running| assert!(running.cancel()));
 }
 
 /// An operation that never ends, and counts how often it is looked at.

@@ -1,0 +1,220 @@
+//! Threads that sleep, and who wakes which of them.
+//!
+//! One of them has the bell: it wakes for what peers and the kernel ring for, and moves everything. Each of
+//! the others sleeps on a condition of its own, until somebody means it:
+//! - who waits for nothing but what comes to a *mailbox* is told by that, whoever moves what comes, and when
+//!   the mailbox is closed ([`Messages::wake_thread_for`]);
+//! - who waits for *anything* else is woken whenever something moves or has ended, when a turn comes, and
+//!   when the bell has rung, since a ring does not say what it is for;
+//! - all are when a group fails, a peer leaves, a link opens, somebody aborts or cancels, or their own naps
+//!   are over. Those end in time for what is due: deadlines, and moments to look again at.
+//!
+//! So nobody who sleeps has anything to move but who has the bell, and somebody has it, or is awake and comes
+//! back to it:
+//! - who goes to sleep takes it if it is free;
+//! - who has had it, or was woken to take it, is awake until it sleeps again, or else wakes one of those who
+//!   sleep if it is free then: when it leaves, when it turns to long work, and before it may be held up in
+//!   the driver. That one may be about to leave itself, and does the same then. Who sleeps is here before it
+//!   looks for the bell; who leaves the bell looks here afterwards: one of them sees the other;
+//! - who has moved something that does not ring, and does not look on, has who has the bell look: when it
+//!   leaves, or has looked once only.
+//!
+//! Who is woken for nothing looks, and sleeps again.
+//!
+//! [`Messages::wake_thread_for`]: crate::engine::messages::Messages::wake_thread_for
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use super::lock;
+use crate::transport::bell::Bell;
+
+/// A thread that sleeps now and then, for whoever may have to wake it.
+pub struct Sleeper {
+    bell: Arc<Bell>,
+    state: Mutex<State>,
+    woken: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+struct State {
+    /// Whether it sleeps, or is about to.
+    asleep: bool,
+    /// Whether it has the bell.
+    on_bell: bool,
+    woken: bool,
+}
+
+impl Sleeper {
+    pub(super) fn new(bell: &Arc<Bell>) -> Arc<Sleeper> {
+        Arc::new(Sleeper { bell: bell.clone(), state: Mutex::default(), woken: Condvar::new() })
+    }
+
+    /// Has it look, if it sleeps or is about to. Under whatever lock.
+    pub fn wake(&self) {
+        let mut state = lock(&self.state);
+        if !state.asleep || std::mem::replace(&mut state.woken, true) {
+            return;
+        }
+        // What rings before it parks has it come back at once.
+        match state.on_bell {
+            true => self.bell.ring(),
+            false => self.woken.notify_one(),
+        }
+    }
+
+    /// Whether it sleeps, or is about to.
+    pub fn is_asleep(&self) -> bool {
+        lock(&self.state).asleep
+    }
+
+    /// Whether somebody has woken it since it lay down.
+    pub(super) fn is_woken(&self) -> bool {
+        lock(&self.state).woken
+    }
+
+    /// Sleeps without the bell until it is woken, or for so long.
+    pub(super) fn sleep(&self, nap: Duration) {
+        let state = lock(&self.state);
+        drop(self.woken.wait_timeout_while(state, nap, |state| !state.woken));
+    }
+}
+
+/// Threads that wait here, and those of them that sleep.
+#[derive(Default)]
+pub(super) struct Sleepers {
+    /// How many wait, asleep or not, for something that is not on a device: the driver holds them up nowhere.
+    pub(super) waiting: AtomicUsize,
+    /// How many sleep, or are about to,
+    count: AtomicUsize,
+    /// and of them those that anything may concern.
+    count_any: AtomicUsize,
+    asleep: Mutex<Asleep>,
+    bell_is_taken: AtomicBool,
+    /// How many of them take a last look before they do.
+    pub(super) parking: AtomicUsize,
+    /// When the last of them to fall asleep wakes by itself, in the endpoint's age; 0: nobody knows, since
+    /// one has woken.
+    pub(super) wakes_at: AtomicU64,
+    /// How often one has come back.
+    #[cfg(test)]
+    pub(super) returns: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Asleep {
+    /// Those that anything may concern,
+    any: Vec<Arc<Sleeper>>,
+    /// and those that are told by their mailboxes.
+    by_mail: Vec<Arc<Sleeper>>,
+}
+
+fn take(from: &mut Vec<Arc<Sleeper>>, sleeper: &Arc<Sleeper>) -> Option<Arc<Sleeper>> {
+    let at = from.iter().position(|other| Arc::ptr_eq(other, sleeper))?;
+    Some(from.remove(at))
+}
+
+impl Sleepers {
+    /// Whether there are any.
+    pub(super) fn any(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
+    /// How many.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// Threads that wait here for something on the host, asleep or not.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// This one is about to sleep, for anything, until the answer is dropped. From here on it is woken.
+    pub(super) fn lie_down<'a>(&'a self, sleeper: &'a Arc<Sleeper>) -> Lying<'a> {
+        *lock(&sleeper.state) = State { asleep: true, ..State::default() };
+        lock(&self.asleep).any.push(sleeper.clone());
+        self.count_any.fetch_add(1, Ordering::SeqCst);
+        self.count.fetch_add(1, Ordering::SeqCst);
+        Lying { sleepers: self, sleeper }
+    }
+
+    /// Nothing concerns it but what comes to its mailbox, which has been told.
+    pub(super) fn expects_mail(&self, sleeper: &Arc<Sleeper>) {
+        let mut asleep = lock(&self.asleep);
+        if let Some(sleeper) = take(&mut asleep.any, sleeper) {
+            asleep.by_mail.push(sleeper);
+            self.count_any.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The bell, until the answer is dropped; not if another has it.
+    pub(super) fn take_bell(&self, sleeper: &Sleeper) -> Option<Taken<'_>> {
+        if self.bell_is_taken.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        lock(&sleeper.state).on_bell = true;
+        Some(Taken(&self.bell_is_taken))
+    }
+
+    /// Whether one has the bell, who sleeps, or comes back from that at this moment.
+    pub(super) fn bell_is_taken(&self) -> bool {
+        self.bell_is_taken.load(Ordering::SeqCst)
+    }
+
+    /// Wakes those that anything may concern.
+    pub(super) fn wake_any(&self) {
+        if self.count_any.load(Ordering::SeqCst) > 0 {
+            lock(&self.asleep).any.iter().for_each(|sleeper| sleeper.wake());
+        }
+    }
+
+    /// Wakes one.
+    pub(super) fn wake_one(&self) {
+        let asleep = lock(&self.asleep);
+        if let Some(sleeper) = asleep.any.first().or(asleep.by_mail.first()) {
+            sleeper.wake();
+        }
+    }
+
+    /// Wakes all.
+    pub(super) fn wake_all(&self) {
+        let asleep = lock(&self.asleep);
+        asleep.any.iter().chain(&asleep.by_mail).for_each(|sleeper| sleeper.wake());
+    }
+}
+
+/// A thread sleeps, or is about to, until this is dropped.
+pub(super) struct Lying<'a> {
+    sleepers: &'a Sleepers,
+    sleeper: &'a Arc<Sleeper>,
+}
+
+impl Drop for Lying<'_> {
+    fn drop(&mut self) {
+        let mut asleep = lock(&self.sleepers.asleep);
+        if take(&mut asleep.any, self.sleeper).is_some() {
+            self.sleepers.count_any.fetch_sub(1, Ordering::SeqCst);
+        } else {
+            take(&mut asleep.by_mail, self.sleeper);
+        }
+        drop(asleep);
+        self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
+        lock(&self.sleeper.state).asleep = false;
+        #[cfg(test)]
+        self.sleepers.returns.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// The bell is one thread's until this is dropped.
+pub(super) struct Taken<'a>(&'a AtomicBool);
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
