@@ -31,6 +31,7 @@ impl Port for Endpoint {
             return;
         }
         self.settle();
+        self.see_out();
         self.wake();
     }
 
@@ -68,11 +69,13 @@ impl Port for Endpoint {
                 self.questions.answer(token, answer);
                 self.wake();
             }
-            Some(Control::Call { key, signature }) => {
-                if let Some(group) = self.group(key.group) {
-                    group.hear(peer, key, signature);
+            Some(Control::Call { key, signature }) => match self.group(key.group) {
+                Some(group) => group.hear(peer, key, signature),
+                None => {
+                    self.messages().tell_departed(peer, key.group);
+                    self.see_out();
                 }
-            }
+            },
             None => log::warn!("{} sent a control message of another version", self.describe(peer)),
         }
     }
@@ -158,7 +161,9 @@ impl Endpoint {
     /// What this rank is doing in a group.
     fn report_call(&self, group: u64) -> Answer {
         let (last, running) = (self.recorder().last(group), self.recorder().running(group));
+        let is_gone = self.group(group).is_none() && self.messages().has_departed(group);
         let text = match (&last, &running) {
+            _ if is_gone => "it has destroyed its context".to_string(),
             (Some(last), Some(running)) if last != running => {
                 format!("its last call is {last}, behind {running}")
             }
