@@ -2,19 +2,22 @@
 
 mod support;
 
+use std::sync::Barrier;
 use std::time::Duration;
 
-use support::{TRANSPORTS, Verb, barrier, ranks, sum};
+use support::{TRANSPORTS, Verb, barrier, ranks, receive, receive_any, send, sum, tagged};
 use unisono::collective::request::Kind;
+use unisono::communicator::sparse::Input;
 use unisono::communicator::{Call, Context};
 use unisono::deadline::Deadline;
-use unisono::error::Status;
+use unisono::error::{Result, Status};
+use unisono::reduce::{DataType, Operator};
 
 /// The ranks (as the outer group counts) that `context` joins, in its order, found out by communicating.
 fn members(outer: &Context, context: &Context) -> Vec<u32> {
     let mut all = vec![u32::MAX; context.size() as usize];
     Verb::new(Kind::Allgather, 1)
-        .dtype(unisono::reduce::DataType::U32)
+        .dtype(DataType::U32)
         .run(context, &[outer.rank()], &mut all, &Call::default())
         .expect("an allgather");
     all
@@ -234,6 +237,102 @@ fn a_child_fails_alone() {
             let mut data = [1.0];
             sum(context, &mut data);
             assert_eq!(data, [3.0], "the parent goes on");
+        });
+    }
+}
+
+/// A call on a context.
+type OnContext = fn(&Context) -> Result<()>;
+
+/// What waits for rank 0 if that does not call it, by name.
+fn calls_that_wait_for_rank_0() -> Vec<(&'static str, OnContext)> {
+    fn allreduce(child: &Context, count: usize) -> Result<()> {
+        let mut data = vec![0.0f32; count];
+        Verb::new(Kind::Allreduce, count as u64).run_in(child, &mut data, &Call::default()).map(drop)
+    }
+    vec![
+        ("a short allreduce", |child| allreduce(child, 4)),
+        ("a long allreduce", |child| allreduce(child, 1 << 20)),
+        ("a barrier with a tag", |child| {
+            Verb::new(Kind::Barrier, 0).run_in::<u8>(child, &mut [], &tagged(7)).map(drop)
+        }),
+        ("a sparse allreduce", |child| {
+            let (indices, dtype) = (&[3][..], DataType::F32);
+            let input = Input { indices, values: &[0; 4], nnz: 1, dims: 1, block: 1, dtype };
+            child.sparse_allreduce(&input, Operator::Sum, &Call::default()).map(drop)
+        }),
+        ("a short receive", |child| receive(child, 0, &mut [0; 8], &Call::default())),
+        ("a long receive", |child| receive(child, 0, &mut vec![0; 10 << 20], &Call::default())),
+        ("a receive from any", |child| receive_any(child, &mut [0; 8], &Call::default()).map(drop)),
+        ("a long send", |child| send(child, 0, &vec![0; 4 << 20], &Call::default())),
+        ("a longer send", |child| send(child, 0, &vec![0; 10 << 20], &Call::default())),
+        ("a split", |child| child.split(Some(0), 0).map(drop)),
+    ]
+}
+
+#[test]
+fn who_waits_for_a_member_that_has_destroyed_the_child_is_told() {
+    for transports in TRANSPORTS {
+        // Before the call, or most likely in it.
+        let both = Barrier::new(2);
+        ranks(2, transports, |context| {
+            for (name, call) in calls_that_wait_for_rank_0() {
+                for later in [false, true] {
+                    let child = context.duplicate().expect("a duplicate");
+                    let mut data = [1.0];
+                    sum(&child, &mut data);
+                    if context.rank() == 0 {
+                        if later {
+                            both.wait();
+                            std::thread::sleep(Duration::from_millis(20));
+                        }
+                        drop(child);
+                    } else {
+                        if later {
+                            both.wait();
+                        }
+                        let error = call(&child).expect_err("rank 0 takes no part");
+                        assert_eq!(error.status(), Status::PeerFailed, "{transports}, {name}: {error}");
+                        let says = |text| error.text().contains(text);
+                        let told = says("rank 0") && says("destroyed its context");
+                        assert!(told || says("every rank that could send has left"), "{name}: {error}");
+                    }
+                    let mut data = [1.0];
+                    sum(context, &mut data);
+                    assert_eq!(data, [2.0], "the parent goes on");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn what_a_member_did_before_it_destroyed_the_child_counts() {
+    const LONG: usize = 10 << 20;
+    for transports in TRANSPORTS {
+        let gone = Barrier::new(2);
+        ranks(2, transports, |context| {
+            let child = context.duplicate().expect("a duplicate");
+            let mut data = [1.0; 3];
+            if context.rank() == 0 {
+                send(&child, 1, b"short", &tagged(1)).expect("a send");
+                send(&child, 1, &vec![7; LONG], &tagged(2)).expect("a send");
+                sum(&child, &mut data);
+                drop(child);
+                gone.wait();
+            } else {
+                let (mut short, mut long) = ([0; 5], vec![0; LONG]);
+                receive(&child, 0, &mut long, &tagged(2)).expect("a receive");
+                sum(&child, &mut data);
+                gone.wait();
+                // Whatever it does meanwhile, it finds what had come.
+                receive(&child, 0, &mut [0; 1], &tagged(3)).expect_err("nothing else comes");
+                receive(&child, 0, &mut short, &tagged(1)).expect("it has come");
+                assert!(&short == b"short" && long == vec![7; LONG]);
+                receive(&child, 0, &mut short, &tagged(1)).expect_err("nothing else comes");
+            }
+            assert_eq!(data, [2.0; 3]);
+            barrier(context);
         });
     }
 }

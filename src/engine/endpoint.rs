@@ -75,6 +75,8 @@ pub struct Endpoint {
     messages: Mutex<Messages>,
     /// Whether any of them may wait for room to go out.
     backlog: Arc<AtomicBool>,
+    /// Whether a peer may have let go of a group that is here.
+    misses: Arc<AtomicBool>,
     addresses: Mutex<HashMap<u32, PeerAddress>>,
     roster: Mutex<Roster>,
     unattended: Unattended,
@@ -129,6 +131,7 @@ impl Endpoint {
             bell: OnceLock::new(),
             recorder: OnceLock::new(),
             backlog: messages.backlog.clone(),
+            misses: messages.misses.clone(),
             unattended: Unattended::new(messages.wakes.clone()),
             messages: Mutex::new(messages),
             addresses: Mutex::new(HashMap::new()),
@@ -243,6 +246,11 @@ impl Endpoint {
     /// Whether any peer has left or is lost, this job long.
     pub fn has_lost_any(&self) -> bool {
         self.departures.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a member of a group here may be gone from it.
+    pub fn misses_any(&self) -> bool {
+        self.misses.load(Ordering::Relaxed) || self.has_lost_any()
     }
 
     /// Grows with what may end a meeting: peers that leave or die, and what others say of groups that are not

@@ -524,7 +524,12 @@ impl Drop for Group {
         // In a forked child the locks may be held by threads that do not exist.
         if self.endpoint.check_fork().is_ok() {
             self.endpoint.dismiss(self);
-            self.endpoint.messages().forget(self.id, self.has_told());
+            let has_told = self.has_told();
+            // The members are told of the failure; or else by the endpoint's goodbye, where that goes, too.
+            let is_told = has_told || Arc::strong_count(&self.endpoint) == 1;
+            let untold = if is_told { Arc::default() } else { self.members.clone() };
+            self.endpoint.messages().forget(self.id, untold, has_told);
+            self.endpoint.see_out();
         }
     }
 }

@@ -16,7 +16,7 @@
 //! `posting` takes what operations ask for, `lanes` reads and writes the streams, `arrival` matches what
 //! comes, `streamed` and `pulled` move what is long; `transfer` is what is kept of each, `peer` what is known
 //! of a rank and its link, `calls` compares calls, `courses` knows which messages of several pieces are under
-//! way, `failure` ends what will not end well.
+//! way, `failure` ends what will not end well, `parting` knows whose groups are gone.
 //!
 //! Everything here runs under the endpoint's lock. Addresses are kept until the transfer has ended or its
 //! mailbox has been cancelled, never longer.
@@ -27,6 +27,7 @@ mod courses;
 mod failure;
 mod hash;
 mod lanes;
+mod parting;
 mod peer;
 mod posting;
 mod pulled;
@@ -45,9 +46,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Instant;
 
-use self::calls::{Calls, Departed};
+use self::calls::Calls;
 use self::courses::Courses;
 use self::hash::KeyHasher;
+use self::parting::{Departed, Parted};
 use self::peer::{Peer, PeerState};
 use self::pulled::Pulled;
 use self::transfer::{Receive, Receiving, Sending};
@@ -129,6 +131,7 @@ pub struct Messages {
     free: Vec<u32>,
     calls: Calls,
     departed: Departed,
+    parted: Parted,
     courses: Courses,
     pairs: Pairs<Receive>,
     /// Messages that are pulled, and those that have been and do not count yet.
@@ -156,6 +159,8 @@ pub struct Messages {
     pub loads: Vec<Arc<Track>>,
     /// Whether anything may wait for room to go out.
     pub backlog: Arc<AtomicBool>,
+    /// Whether a member may have let go of a group that is here.
+    pub misses: Arc<AtomicBool>,
     /// Those to be told that something has come to their mailboxes.
     pub wakes: Arc<Wakes>,
 }
@@ -173,6 +178,7 @@ impl Messages {
             free: Vec::new(),
             calls: Calls::default(),
             departed: Departed::default(),
+            parted: Parted::default(),
             courses: Courses::default(),
             pairs: Pairs::default(),
             pulled: Vec::new(),
@@ -188,6 +194,7 @@ impl Messages {
             hauls: false,
             loads: Vec::new(),
             backlog: Arc::default(),
+            misses: Arc::default(),
             wakes: Arc::default(),
         }
     }
@@ -415,7 +422,12 @@ impl Messages {
     #[cfg(test)]
     pub fn entries(&self) -> usize {
         let calls = self.calls.entries() + self.pairs.entries() + self.courses.entries();
-        calls + self.operations() + self.receiving.len() + self.sending.len() + self.pulled.len()
+        calls
+            + self.parted.entries()
+            + self.operations()
+            + self.receiving.len()
+            + self.sending.len()
+            + self.pulled.len()
     }
 
     /// Operations that messages are under way for.

@@ -165,6 +165,13 @@ impl<T> Pairs<T> {
     pub fn waiting(&self) -> impl Iterator<Item = &Waiting<T>> {
         self.waiting.values().flatten()
     }
+
+    /// The same, each with its group.
+    pub fn waiting_in_groups(&self) -> impl Iterator<Item = (u64, &Waiting<T>)> {
+        self.waiting
+            .iter()
+            .flat_map(|(channel, receives)| receives.iter().map(|waiting| (channel.0, waiting)))
+    }
 }
 
 #[cfg(test)]

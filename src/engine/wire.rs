@@ -80,6 +80,8 @@ pub enum FrameKind {
     /// The receiver does not take a large message that it was told of; why is in `offset`: what the kernel
     /// said when it read, or 0 when its group is gone; or, with bit 32 set, the sender cannot read it either.
     Decline = 7,
+    /// The sender has let go of the group: nothing more comes for it on this lane.
+    Part = 8,
 }
 
 /// What precedes every message.
@@ -141,6 +143,7 @@ impl Frame {
             5 => FrameKind::Refuse,
             6 => FrameKind::Withdraw,
             7 => FrameKind::Decline,
+            8 => FrameKind::Part,
             other => fail!(Internal, "a frame of unknown kind {other} arrived"),
         };
         let class = match bytes[0] >> 4 {
@@ -173,7 +176,8 @@ impl Frame {
             | FrameKind::Done
             | FrameKind::Refuse
             | FrameKind::Withdraw
-            | FrameKind::Decline => frame.length == 0,
+            | FrameKind::Decline
+            | FrameKind::Part => frame.length == 0,
         };
         if !fits {
             fail!(Internal, "a frame whose lengths contradict each other arrived");
@@ -243,7 +247,7 @@ mod tests {
         #[test]
         fn hostile_bytes_are_refused_or_consistent(
             bytes in proptest::array::uniform32(any::<u8>()),
-            (kind, class) in (0u8..9, 0u8..5),
+            (kind, class) in (0u8..10, 0u8..5),
         ) {
             let mut frame = [0u8; FRAME_BYTES];
             frame[..32].copy_from_slice(&bytes);

@@ -29,9 +29,9 @@ impl Watch {
     pub fn look(&mut self, group: &Group, member: usize) -> Result<()> {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(PATIENCE)
-            && group.endpoint().has_lost_any()
+            && group.endpoint().misses_any()
             && let Some(&peer) = group.members().get(member)
-            && group.endpoint().messages().gone(peer)
+            && group.endpoint().messages().gone_from(peer, group.id())
             && self.leaver.replace(member) == Some(member)
         {
             let who = group.describe_rank(member as u32);

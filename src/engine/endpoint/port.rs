@@ -31,6 +31,7 @@ impl Port for Endpoint {
             return;
         }
         self.settle();
+        self.see_out();
         self.wake();
     }
 
@@ -75,6 +76,9 @@ impl Port for Endpoint {
                     self.registration().send_control(peer, &told.encode());
                 } else if let Some(group) = self.group(key.group) {
                     group.hear(peer, key, signature);
+                } else {
+                    self.messages().tell_departed(peer, key.group);
+                    self.see_out();
                 }
             }
             None => log::warn!("{} sent a control message of another version", self.describe(peer)),
@@ -162,7 +166,9 @@ impl Endpoint {
     /// What this rank is doing in a group.
     fn report_call(&self, group: u64) -> Answer {
         let (last, running) = (self.recorder().last(group), self.recorder().running(group));
+        let is_gone = self.group(group).is_none() && self.messages().has_departed(group);
         let text = match (&last, &running) {
+            _ if is_gone => "it has destroyed its context".to_string(),
             (Some(last), Some(running)) if last != running => {
                 format!("its last call is {last}, behind {running}")
             }

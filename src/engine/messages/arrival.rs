@@ -49,6 +49,7 @@ impl Messages {
             }
             FrameKind::Decline => self.declined(peer, frame),
             FrameKind::Withdraw => self.withdrawn(peer, frame.key),
+            FrameKind::Part => self.parts(peer, lane, frame.key.group),
             FrameKind::Data => {
                 let mut reading = self.peers[peer as usize].lanes[lane].lock();
                 let target = match self.receiving.get_mut(&(peer, frame.key)) {

@@ -1,13 +1,11 @@
 //! Which calls this rank is in: messages of others are compared with them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
 use super::Messages;
-use super::courses::drop_early;
 use super::failure::{Mismatch, Trouble};
 use super::hash::KeyHasher;
-use super::transfer::{Early, Receiving, Sending};
 use crate::engine::spent::Spent;
 use crate::engine::wire::{Class, Frame, Key};
 use crate::signature::Signature;
@@ -121,7 +119,7 @@ impl Calls {
         }
     }
 
-    fn forget(&mut self, group: u64) {
+    pub(super) fn forget(&mut self, group: u64) {
         self.calling.retain(|(other, ..), _| *other != group);
         self.spent.remove(&group);
     }
@@ -146,35 +144,6 @@ impl Current {
     }
 }
 
-/// Groups that are gone from this rank. Nobody asks for what still comes for them.
-#[derive(Default)]
-pub(super) struct Departed {
-    ids: HashSet<u64>,
-    /// The same, the oldest first.
-    order: VecDeque<u64>,
-}
-
-/// So many groups are remembered: those whose last messages may still be under way.
-const REMEMBERED: usize = 4096;
-
-impl Departed {
-    pub(super) fn contains(&self, group: u64) -> bool {
-        self.ids.contains(&group)
-    }
-
-    fn add(&mut self, group: u64) {
-        if !self.ids.insert(group) {
-            return;
-        }
-        self.order.push_back(group);
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.ids.remove(&oldest);
-        }
-    }
-}
-
 impl Messages {
     /// Says which call is now number `sequence` of (group, class, tag). Messages of another call with that
     /// number, or of numbers that are over, are mismatches from here on, those that have arrived among them.
@@ -193,33 +162,6 @@ impl Messages {
     /// Call `sequence` of (group, tag) is over.
     pub fn end_call(&mut self, group: u64, tag: u64, sequence: u32) {
         self.calls.end(group, tag, sequence);
-    }
-
-    /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its
-    /// calls, is given up, and what still comes is not kept. Who has announced a message is told that it is
-    /// not taken, unless the group has `failed`: then its members are told of that, which is the better
-    /// cause. Transfers under way stay; their owner ends them.
-    pub fn forget(&mut self, group: u64, failed: bool) {
-        self.departed.add(group);
-        self.calls.forget(group);
-        self.pairs.forget(group);
-        self.courses.forget(group);
-        let mut announced = Vec::new();
-        let Messages { receiving, unexpected_bytes, shelf, .. } = self;
-        receiving.retain(|(peer, key), entry| match entry {
-            Receiving::Early(early) if key.group == group => {
-                if let (Early::Request { frame }, false) = (&*early, failed) {
-                    announced.push((*peer, *frame));
-                }
-                drop_early(early, unexpected_bytes, shelf);
-                false
-            }
-            _ => true,
-        });
-        for (peer, frame) in announced {
-            self.decline(peer, frame, 0);
-        }
-        self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
     }
 
     /// A message has come that nobody has asked for.

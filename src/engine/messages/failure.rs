@@ -125,14 +125,12 @@ impl Messages {
     /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain, but for
     /// receives that may take another's message.
     pub(super) fn strand(&mut self, peer: u32) {
-        let takes_another = |posted: &Posted| match &posted.call {
-            Some((From::Any(ranks), _)) if !posted.has_begun() => {
-                ranks.iter().any(|&rank| rank != self.rank && !self.gone(rank))
-            }
+        let takes_another = |posted: &Posted, group| match &posted.call {
+            Some((from @ From::Any(_), _)) => !posted.has_begun() && !self.is_in_vain(from, group),
             _ => false,
         };
         let in_vain = self.receiving.iter().filter_map(|((from, key), entry)| match entry {
-            Receiving::Posted(posted) if *from == peer && takes_another(posted) => Some(*key),
+            Receiving::Posted(posted) if *from == peer && takes_another(posted, key.group) => Some(*key),
             _ => None,
         });
         for key in in_vain.collect::<Vec<_>>() {
@@ -161,13 +159,11 @@ impl Messages {
         let slot = &self.peers[peer as usize];
         tickets.extend(slot.waiting.iter().filter_map(|(_, _, ticket)| *ticket));
         slot.lanes.iter().for_each(|lane| tickets.extend(lane.lock().tickets()));
-        tickets.extend(self.pairs.waiting().filter_map(|waiting| {
-            let in_vain = match &waiting.from {
-                From::Rank(rank) => *rank == peer,
-                From::Any(ranks) => ranks.iter().all(|&rank| rank == self.rank || self.gone(rank)),
-            };
-            in_vain.then_some(waiting.ticket)
-        }));
+        tickets.extend(
+            self.pairs.waiting_in_groups().filter_map(|(group, waiting)| {
+                self.is_in_vain(&waiting.from, group).then_some(waiting.ticket)
+            }),
+        );
         for ticket in tickets {
             self.fail(ticket, why.clone());
         }

@@ -145,6 +145,7 @@ impl Messages {
                 self.control(peer, &frame);
             }
         }
+        self.tell_all_departed(peer);
         self.flush(peer);
         self.note_watches(peer);
     }

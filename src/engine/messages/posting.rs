@@ -31,6 +31,7 @@ impl Messages {
         };
         self.courses.begin(peer, &key, &signature, from.len, true);
         match &self.peers[peer as usize].state {
+            PeerState::Open if self.gone_from(peer, key.group) => self.fail(ticket, left(peer)),
             PeerState::Open => {
                 self.dispatch(peer, frame, from, Some(ticket));
                 self.note_unwritten(peer);
@@ -117,13 +118,13 @@ impl Messages {
         }
         match &from {
             From::Rank(peer) => {
-                if !self.can_come(*peer, ticket) {
+                if !self.can_come(*peer, group, ticket) {
                     return;
                 }
                 self.peers[*peer as usize].expected += 1;
             }
-            From::Any(members) => {
-                if members.iter().all(|&peer| peer == self.rank || self.gone(peer)) {
+            From::Any(_) => {
+                if self.is_in_vain(&from, group) {
                     let why = Error::new(Status::PeerFailed, "every rank that could send has left");
                     self.fail(ticket, Failure::Error(why));
                     return;
@@ -181,7 +182,7 @@ impl Messages {
             }
             return;
         }
-        if !self.can_come(peer, ticket) {
+        if !self.can_come(peer, key.group, ticket) {
             return;
         }
         let tells = posted.announces(&key) && self.linked(peer) && !self.pulls(peer);
@@ -198,8 +199,8 @@ impl Messages {
     }
 
     /// Whether a message that is not here yet can still come from `peer`; fails the ticket if not.
-    fn can_come(&mut self, peer: u32, ticket: Ticket) -> bool {
-        let Some(why) = self.peers[peer as usize].why_gone(peer) else {
+    fn can_come(&mut self, peer: u32, group: u64, ticket: Ticket) -> bool {
+        let Some(why) = self.why_gone_from(peer, group) else {
             self.want(peer);
             return true;
         };

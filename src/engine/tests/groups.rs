@@ -1,5 +1,6 @@
 //! Groups that fail, that are gone, and that count their members in another order.
 
+use super::losing::{receive_any, unlinked};
 use super::*;
 use crate::engine::messages::{EAGER_SHM_BYTES, Messages};
 
@@ -61,11 +62,12 @@ fn what_comes_for_a_group_that_is_gone_is_not_kept() {
             Group::new(endpoint, 77, "child".into(), rank as u32, [0, 1].into(), Duration::from_secs(20))
         });
         let [gone, stays] = children;
-        drop(gone);
-        let before = endpoint(0).messages().entries();
+        // Before it is known here that nobody takes it.
         done(&send(&stays, 1, &[7; 16]));
         let large = vec![7; LARGE];
         let announced = send(&stays, 2, &large);
+        drop(gone);
+        let before = endpoint(0).messages().entries();
         // Rank 0 moves for other reasons, and nobody tells it when rank 1 has its answer.
         let soon = Deadline::after(Duration::from_secs(10));
         let ended = loop {
@@ -83,6 +85,89 @@ fn what_comes_for_a_group_that_is_gone_is_not_kept() {
         );
         let messages = endpoint(0).messages();
         assert_eq!((messages.unexpected_bytes(), messages.entries()), (0, before));
+    }
+}
+
+/// As `parent`, under another number.
+fn child_of(parent: &Arc<Group>, id: u64) -> Arc<Group> {
+    let (endpoint, members) = (parent.endpoint().clone(), parent.members().clone());
+    Group::new(endpoint, id, "child".into(), parent.rank(), members, Duration::from_secs(20))
+}
+
+/// A receive from rank 0 of a group that this has let go of: it has failed with this.
+fn fails_with(waiting: &Running) -> Error {
+    let error = waiting.wait(Deadline::after(Duration::from_secs(20))).expect("in time");
+    let error = error.expect_err("nothing comes");
+    assert_eq!(error.status(), Status::PeerFailed, "{error}");
+    error
+}
+
+#[test]
+fn a_member_that_had_no_link_when_it_let_go_of_a_group_says_so_as_it_opens() {
+    for shm in [true, false] {
+        let groups = unlinked(3, &Options { shm, tcp: !shm, ..Options::default() });
+        let children: Vec<_> = groups.iter().map(|group| child_of(group, 77)).collect();
+        let mut children = children.into_iter();
+        drop(children.next());
+        for child in children {
+            let mut bytes = [0; 8];
+            let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
+            let waiting = post(&child, 1, bytes.len(), Message::Receive { from: 0, into });
+            assert!(fails_with(&waiting).text().contains("rank 0"));
+            assert_eq!(child.failure(), None, "a goodbye alone fails no group");
+        }
+        assert!(groups.iter().all(|group| group.failure().is_none()));
+    }
+}
+
+#[test]
+fn a_receive_from_any_waits_as_long_as_one_member_is_left() {
+    for shm in [true, false] {
+        let groups = unlinked(3, &Options { shm, tcp: !shm, ..Options::default() });
+        let children: Vec<_> = groups.iter().map(|group| child_of(group, 77)).collect();
+        let [gone, stays, receives] = <[_; 3]>::try_from(children).ok().expect("three");
+        let (mut came, mut never) = ([0; 3], [0; 3]);
+        let any = receive_any(&receives, &[0, 1], &mut came);
+        let in_vain = receive_any(&receives, &[0], &mut never);
+        drop(gone);
+        fails_with(&in_vain);
+        let from = Source { address: b"yes".as_ptr(), len: 3 };
+        done(&post(&stays, 1, 3, Message::Send { to: 2, from }));
+        done(&any);
+        assert_eq!(&came, b"yes");
+        let last = receive_any(&receives, &[0, 1], &mut never);
+        drop(stays);
+        fails_with(&last);
+    }
+}
+
+#[test]
+fn who_makes_a_group_that_another_has_no_more_is_told() {
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        drop(child_of(&groups[0], 77));
+        let mut bytes = [0; 8];
+        fails_with(&receive(&child_of(&groups[1], 77), 1, &mut bytes));
+        // One that had failed, of which too long ago for this rank to know, is only told to those who ask.
+        child_of(&groups[0], 78).fail(Error::new(Status::Aborted, "enough"));
+        for id in 1000..1300 {
+            child_of(&groups[0], id).fail(Error::new(Status::Aborted, "enough"));
+        }
+        let heard = Deadline::after(Duration::from_secs(20));
+        while groups[1].endpoint().warning(1299).is_none() {
+            assert!(!heard.expired(), "it hears of them");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let late = child_of(&groups[1], 78);
+        let waiting = receive(&late, 1, &mut bytes);
+        let call = turn(&late, BARRIER);
+        let inquiry = late.ask(&call, vec![0], None);
+        while !late.answered(&inquiry) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        fails_with(&waiting);
+        let error = late.overdue(&call, &inquiry);
+        assert!(error.text().contains("it has destroyed its context"), "{error}");
     }
 }
 

@@ -127,7 +127,7 @@ fn an_endpoint_may_go_while_the_launcher_is_asked() {
 }
 
 /// So many ranks in one group that know where the others are, and have no links.
-fn unlinked(size: u32, options: &Options) -> Vec<Arc<Group>> {
+pub(super) fn unlinked(size: u32, options: &Options) -> Vec<Arc<Group>> {
     unlinked_of(&vec![options.clone(); size as usize])
 }
 

@@ -1,0 +1,245 @@
+//! Groups that are gone from this rank, and members that have let go of theirs.
+//!
+//! A member that lets go of a group tells the others by a [`FrameKind::Part`] on each lane, behind all that it
+//! has sent for it, as its goodbye is behind all that it has sent. Whoever waits for it, or comes to, waits in
+//! vain.
+
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Messages;
+use super::courses::drop_early;
+use super::failure::{Failure, left};
+use super::peer::PeerState;
+use super::transfer::{Early, Receiving, Sending};
+use crate::engine::pairs::From;
+use crate::engine::wire::{Class, Frame, FrameKind, Key};
+use crate::reduce::DataType;
+use crate::signature::{Kind, Signature};
+
+/// So many groups are remembered that are gone here: those whose last messages may still be under way. And so
+/// many that are not, of which members are gone.
+const REMEMBERED: usize = 4096;
+
+/// Groups that are gone from this rank. Nobody asks for what still comes for them.
+#[derive(Default)]
+pub(super) struct Departed {
+    /// With the members that are told when their links open.
+    groups: HashMap<u64, Arc<[u32]>>,
+    /// The same, the oldest first.
+    order: VecDeque<u64>,
+}
+
+impl Departed {
+    pub(super) fn contains(&self, group: u64) -> bool {
+        self.groups.contains_key(&group)
+    }
+
+    fn add(&mut self, group: u64, members: Arc<[u32]>) {
+        if self.groups.insert(group, members).is_some() {
+            return;
+        }
+        self.order.push_back(group);
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.groups.remove(&oldest);
+        }
+    }
+
+    /// Those that `peer` is to be told of.
+    fn of(&self, peer: u32) -> Vec<u64> {
+        let with = self.groups.iter().filter(|(_, members)| members.contains(&peer));
+        with.map(|(group, _)| *group).collect()
+    }
+}
+
+/// Members that have let go of groups which are not gone here.
+#[derive(Default)]
+pub(super) struct Parted {
+    /// By the group and the member: the lanes on which it has said so, a bit for each.
+    groups: HashMap<u64, HashMap<u32, u64>>,
+    /// The groups, the oldest first: one may never be made here.
+    order: VecDeque<u64>,
+}
+
+impl Parted {
+    /// A member says so on a lane. Whether it has not before.
+    fn hear(&mut self, group: u64, peer: u32, lane: usize) -> bool {
+        if !self.groups.contains_key(&group) {
+            self.order.push_back(group);
+            if self.order.len() > REMEMBERED
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.groups.remove(&oldest);
+            }
+        }
+        let heard = self.groups.entry(group).or_default().entry(peer).or_default();
+        let before = std::mem::replace(heard, *heard | 1 << lane);
+        before != *heard
+    }
+
+    /// Whether a member has said so on each of so many lanes.
+    fn contains(&self, group: u64, peer: u32, lanes: usize) -> bool {
+        let heard = self.groups.get(&group).and_then(|members| members.get(&peer));
+        heard.is_some_and(|heard| heard.count_ones() as usize == lanes)
+    }
+
+    fn forget(&mut self, group: u64) {
+        if self.groups.remove(&group).is_some() {
+            self.order.retain(|other| *other != group);
+        }
+    }
+
+    /// Members, of all groups.
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> usize {
+        self.groups.values().map(HashMap::len).sum()
+    }
+}
+
+/// The word that this rank has let go of `group`.
+fn word(group: u64) -> Frame {
+    let signature = Signature {
+        kind: Kind::Barrier,
+        dtype: DataType::U8,
+        operator: 0,
+        algorithm: 0,
+        root: 0,
+        count: 0,
+        device: false,
+    };
+    let key = Key { group, tag: 0, sequence: 0, slot: 0, class: Class::Internal };
+    Frame { kind: FrameKind::Part, key, signature, total: 0, offset: 0, length: 0, announced: 0 }
+}
+
+impl Messages {
+    /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its
+    /// calls, is given up, and what still comes is not kept. Who has announced a message is told that it is
+    /// not taken, unless the group has `failed`: then its members are told of that, which is the better
+    /// cause. Transfers under way stay; their owner ends them. The `members` to be told are told now, or when
+    /// their links open.
+    pub fn forget(&mut self, group: u64, members: Arc<[u32]>, failed: bool) {
+        self.departed.add(group, members.clone());
+        self.parted.forget(group);
+        self.misses.store(!self.parted.groups.is_empty(), Ordering::Relaxed);
+        self.calls.forget(group);
+        self.pairs.forget(group);
+        self.courses.forget(group);
+        let mut announced = Vec::new();
+        let Messages { receiving, unexpected_bytes, shelf, .. } = self;
+        receiving.retain(|(peer, key), entry| match entry {
+            Receiving::Early(early) if key.group == group => {
+                if let (Early::Request { frame }, false) = (&*early, failed) {
+                    announced.push((*peer, *frame));
+                }
+                drop_early(early, unexpected_bytes, shelf);
+                false
+            }
+            _ => true,
+        });
+        for (peer, frame) in announced {
+            self.decline(peer, frame, 0);
+        }
+        self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
+        for &peer in members.iter() {
+            self.part(peer, &[group]);
+        }
+    }
+
+    /// Whether a group is gone from this rank, as far as that is remembered.
+    pub fn has_departed(&self, group: u64) -> bool {
+        self.departed.contains(group)
+    }
+
+    /// Tells a peer, which may wait for this rank, if a group of its is gone here.
+    pub fn tell_departed(&mut self, peer: u32, group: u64) {
+        if self.departed.contains(group) {
+            self.part(peer, &[group]);
+        }
+    }
+
+    /// The link to a peer has opened: it has not been told of anything yet.
+    pub(super) fn tell_all_departed(&mut self, peer: u32) {
+        let groups = self.departed.of(peer);
+        self.part(peer, &groups);
+    }
+
+    /// Tells a peer, if it is linked, that this rank has let go of groups.
+    fn part(&mut self, peer: u32, groups: &[u64]) {
+        let slot = &mut self.peers[peer as usize];
+        if groups.is_empty() || !matches!(slot.state, PeerState::Open) {
+            return;
+        }
+        for lane in &slot.lanes {
+            let mut lane = lane.lock();
+            groups.iter().for_each(|&group| lane.push_bare(&word(group)));
+        }
+        slot.strews = true;
+        self.flush(peer);
+    }
+
+    /// A peer has let go of a group: nothing more comes for that on this lane. If on none, whoever waits for
+    /// it waits in vain.
+    pub(super) fn parts(&mut self, peer: u32, lane: usize, group: u64) {
+        // What this rank has let go of concerns nobody here.
+        if self.departed.contains(group) {
+            return;
+        }
+        let is_news = self.parted.hear(group, peer, lane);
+        self.misses.store(true, Ordering::Relaxed);
+        if !is_news || !self.parted.contains(group, peer, self.peers[peer as usize].lanes.len()) {
+            return;
+        }
+        let mut tickets = Vec::new();
+        // What is pulled is the sender's no more: it ends by itself.
+        let is_pulled =
+            |key: &Key| self.pulled.iter().any(|pulled| (pulled.peer, pulled.frame.key) == (peer, *key));
+        for ((from, key), entry) in &self.receiving {
+            if let Receiving::Posted(posted) | Receiving::Claimed(posted) = entry
+                && (*from, key.group) == (peer, group)
+                && !is_pulled(key)
+            {
+                tickets.push(posted.ticket);
+            }
+        }
+        for ((to, key), entry) in &self.sending {
+            // What it had asked for goes, and is dropped there.
+            if let Sending::Posted { ticket, pieces: None, .. } = entry
+                && (*to, key.group) == (peer, group)
+            {
+                tickets.push(*ticket);
+            }
+        }
+        tickets.extend(self.pairs.waiting_in_groups().filter_map(|(of, waiting)| {
+            let concerns = of == group && waiting.from.accepts(peer);
+            (concerns && self.is_in_vain(&waiting.from, group)).then_some(waiting.ticket)
+        }));
+        for ticket in tickets {
+            self.fail(ticket, left(peer));
+        }
+    }
+
+    /// Why nothing more comes from a peer for a group, if that is so.
+    pub(super) fn why_gone_from(&self, peer: u32, group: u64) -> Option<Failure> {
+        let slot = &self.peers[peer as usize];
+        let has_parted = || self.parted.contains(group, peer, slot.lanes.len());
+        slot.why_gone(peer).or_else(|| has_parted().then(|| left(peer)))
+    }
+
+    /// Whether nothing more comes from a peer for a group.
+    pub fn gone_from(&self, peer: u32, group: u64) -> bool {
+        self.why_gone_from(peer, group).is_some()
+    }
+
+    /// Whether nothing more comes for a receive.
+    pub(super) fn is_in_vain(&self, from: &From, group: u64) -> bool {
+        match from {
+            From::Rank(rank) => self.gone_from(*rank, group),
+            From::Any(ranks) => ranks.iter().all(|&rank| rank == self.rank || self.gone_from(rank, group)),
+        }
+    }
+}
