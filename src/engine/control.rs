@@ -59,6 +59,7 @@ const NOBODY: u32 = u32::MAX;
 
 impl Control {
     /// The bytes that travel.
+    #[inline(never)]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(64);
         let text = match self {

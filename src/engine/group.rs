@@ -163,18 +163,10 @@ impl Group {
         calling: Calling,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Completion> {
-        let mut orders = self.orders(&calling.signature)?;
-        let (turn, free) = self.take_turn(&mut orders, calling);
-        if !free {
-            let running = Running::new(self.clone(), turn, make(&turn).boxed());
-            self.endpoint.adopt(running.clone());
-            orders.of(turn.class, turn.tag).queue.push_back(running.clone());
-            drop(orders);
-            return running
-                .wait(Deadline::NEVER)
-                .unwrap_or_else(|| Err(self.overdue(&turn, &Inquiry::none())));
+        let (turn, orders) = self.begin_call(calling)?;
+        if let Some(orders) = orders {
+            return self.wait_in_line(&Running::new(self.clone(), turn, make(&turn).boxed()), &turn, orders);
         }
-        drop(orders);
         let mut operation = make(&turn);
         let mut given_up = false;
         let result = self
@@ -188,6 +180,27 @@ impl Group {
             self.endpoint.see_out();
         }
         self.conclude(&turn, result)
+    }
+
+    /// The turn of a call; with the orders, if it has to wait for that. What has its turn may begin as it is
+    /// made, and ask the driver: others end their calls meanwhile.
+    fn begin_call(&self, calling: Calling) -> Result<(Turn, Option<Locked<'_>>)> {
+        let mut orders = self.orders(&calling.signature)?;
+        let (turn, free) = self.take_turn(&mut orders, calling);
+        Ok((turn, (!free).then_some(orders)))
+    }
+
+    /// Has an operation wait for its turn, and waits for its end.
+    fn wait_in_line(
+        &self,
+        running: &Arc<Running>,
+        turn: &Turn,
+        mut orders: Locked<'_>,
+    ) -> Result<Completion> {
+        self.endpoint.adopt(running.clone());
+        orders.of(turn.class, turn.tag).queue.push_back(running.clone());
+        drop(orders);
+        running.wait(Deadline::NEVER).unwrap_or_else(|| Err(self.overdue(turn, &Inquiry::none())))
     }
 
     /// Moves an operation in this thread to its end, or its call's deadline. `given_up`: whether it has been
@@ -265,27 +278,28 @@ impl Group {
         calling: Calling,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Arc<Running>> {
-        let mut orders = self.orders(&calling.signature)?;
-        let (turn, free) = self.take_turn(&mut orders, calling);
-        // What has its turn may begin as it is made, and ask the driver: others end their calls meanwhile.
-        let orders = (!free).then_some(orders);
+        let (turn, orders) = self.begin_call(calling)?;
         let running = Running::new(self.clone(), turn, make(&turn).boxed());
+        self.set_off(&running, &turn, orders);
+        Ok(running)
+    }
+
+    /// Has an operation run, now or when its turn comes.
+    fn set_off(&self, running: &Arc<Running>, turn: &Turn, orders: Option<Locked<'_>>) {
         self.endpoint.adopt(running.clone());
         if let Some(mut orders) = orders {
             orders.of(turn.class, turn.tag).queue.push_back(running.clone());
             drop(orders);
             running.prepare();
-            self.endpoint.kick();
-            return Ok(running);
+            return self.endpoint.kick();
         }
         if running.activate() {
-            self.pass_on(&turn);
+            self.pass_on(turn);
         }
         if running.has_courier() && self.endpoint.is_attended() {
             // It needs its courier, which is still to be launched: the next look is the attendant's.
             running.prepare();
-            self.endpoint.kick();
-            return Ok(running);
+            return self.endpoint.kick();
         }
         let moved = self.endpoint.progress(0, running.through());
         let has_ended = running.has_ended();
@@ -295,7 +309,6 @@ impl Group {
         if has_ended {
             self.endpoint.see_out();
         }
-        Ok(running)
     }
 
     /// The orders, for a call that may have a turn: a group that had failed when the last one passed on gives

@@ -6,7 +6,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,32 +28,31 @@ const REMEMBERED: usize = 4096;
 /// Groups that are gone from this rank. Nobody asks for what still comes for them.
 #[derive(Default)]
 pub(super) struct Departed {
-    /// With the members that are told when their links open.
-    groups: HashMap<u64, Arc<[u32]>>,
-    /// The same, the oldest first.
-    order: VecDeque<u64>,
+    ids: HashSet<u64>,
+    /// The same, the oldest first, with the members that are told when their links open.
+    order: VecDeque<(u64, Arc<[u32]>)>,
 }
 
 impl Departed {
     pub(super) fn contains(&self, group: u64) -> bool {
-        self.groups.contains_key(&group)
+        self.ids.contains(&group)
     }
 
     fn add(&mut self, group: u64, members: Arc<[u32]>) {
-        if self.groups.insert(group, members).is_some() {
+        if !self.ids.insert(group) {
             return;
         }
-        self.order.push_back(group);
+        self.order.push_back((group, members));
         if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
+            && let Some((oldest, _)) = self.order.pop_front()
         {
-            self.groups.remove(&oldest);
+            self.ids.remove(&oldest);
         }
     }
 
     /// Those that `peer` is to be told of.
     fn of(&self, peer: u32) -> Vec<u64> {
-        let with = self.groups.iter().filter(|(_, members)| members.contains(&peer));
+        let with = self.order.iter().filter(|(_, members)| members.contains(&peer));
         with.map(|(group, _)| *group).collect()
     }
 }
@@ -60,8 +60,8 @@ impl Departed {
 /// Members that have let go of groups which are not gone here.
 #[derive(Default)]
 pub(super) struct Parted {
-    /// By the group and the member: the lanes on which it has said so, a bit for each.
-    groups: HashMap<u64, HashMap<u32, u64>>,
+    /// Sorted by group and member: the lanes on which it has said so, a bit for each. There are few, if any.
+    members: Vec<(u64, u32, u64)>,
     /// The groups, the oldest first: one may never be made here.
     order: VecDeque<u64>,
 }
@@ -69,27 +69,50 @@ pub(super) struct Parted {
 impl Parted {
     /// A member says so on a lane. Whether it has not before.
     fn hear(&mut self, group: u64, peer: u32, lane: usize) -> bool {
-        if !self.groups.contains_key(&group) {
+        if self.of(group).is_empty() {
             self.order.push_back(group);
             if self.order.len() > REMEMBERED
                 && let Some(oldest) = self.order.pop_front()
             {
-                self.groups.remove(&oldest);
+                self.remove(oldest);
             }
         }
-        let heard = self.groups.entry(group).or_default().entry(peer).or_default();
+        let at = self.place(group, peer);
+        if self.members.get(at).is_none_or(|(of, member, _)| (*of, *member) != (group, peer)) {
+            self.members.insert(at, (group, peer, 0));
+        }
+        let (.., heard) = &mut self.members[at];
         let before = std::mem::replace(heard, *heard | 1 << lane);
         before != *heard
     }
 
+    /// Where a member is, or would be.
+    fn place(&self, group: u64, peer: u32) -> usize {
+        self.members.partition_point(|(of, member, _)| (*of, *member) < (group, peer))
+    }
+
+    /// The places of a group's members.
+    fn of(&self, group: u64) -> Range<usize> {
+        let start = self.place(group, 0);
+        start..start + self.members[start..].partition_point(|(of, ..)| *of == group)
+    }
+
+    fn remove(&mut self, group: u64) {
+        let members = self.of(group);
+        self.members.drain(members);
+    }
+
     /// Whether a member has said so on each of so many lanes.
     fn contains(&self, group: u64, peer: u32, lanes: usize) -> bool {
-        let heard = self.groups.get(&group).and_then(|members| members.get(&peer));
-        heard.is_some_and(|heard| heard.count_ones() as usize == lanes)
+        let heard = self.members.get(self.place(group, peer));
+        heard.is_some_and(|(of, member, heard)| {
+            (*of, *member) == (group, peer) && heard.count_ones() as usize == lanes
+        })
     }
 
     fn forget(&mut self, group: u64) {
-        if self.groups.remove(&group).is_some() {
+        if !self.of(group).is_empty() {
+            self.remove(group);
             self.order.retain(|other| *other != group);
         }
     }
@@ -97,7 +120,7 @@ impl Parted {
     /// Members, of all groups.
     #[cfg(test)]
     pub(super) fn entries(&self) -> usize {
-        self.groups.values().map(HashMap::len).sum()
+        self.members.len()
     }
 }
 
@@ -125,7 +148,7 @@ impl Messages {
     pub fn forget(&mut self, group: u64, members: Arc<[u32]>, failed: bool) {
         self.departed.add(group, members.clone());
         self.parted.forget(group);
-        self.misses.store(!self.parted.groups.is_empty(), Ordering::Relaxed);
+        self.misses.store(!self.parted.members.is_empty(), Ordering::Relaxed);
         self.calls.forget(group);
         self.pairs.forget(group);
         self.courses.forget(group);
