@@ -476,7 +476,9 @@ fn a_long_message_to_a_rank_that_has_left_its_group_fails_at_once() {
                 let (result, took) = sending;
                 let error = result.expect_err("nobody takes it");
                 assert_eq!(error.status(), Status::PeerFailed, "{error}");
-                assert!(error.text().contains("takes no more messages"), "{error}");
+                // Whichever it hears first: that the receiver lets go of the group, or what becomes of the message.
+                let says = ["has left: it destroyed its context", "takes no more messages"];
+                assert!(says.iter().any(|says| error.text().contains(says)), "{error}");
                 assert!(took < Duration::from_secs(10), "{took:?}");
                 barrier(context);
             });
