@@ -59,7 +59,7 @@ const NOBODY: u32 = u32::MAX;
 
 impl Control {
     /// The bytes that travel.
-    #[inline(never)]
+    #[inline(never)] // For size: nothing that is said here is in a hurry.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(64);
         let text = match self {

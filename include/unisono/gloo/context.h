@@ -46,8 +46,8 @@ class Context {
     }
 
     /* Leaves the group. What this rank still waits for ends with an IoException, and so does what others wait for from
-       it, once the contexts that were made of this one, or that it was made of, are closed here, too, and this rank's
-       CUDA algorithm objects have ended. Messages of unbound buffers that were complete can be waited for even so. */
+       it, once this rank's CUDA algorithm objects on the context have ended. Messages of unbound buffers that were
+       complete can be waited for even so. */
     void closeConnections() {
         for (int peer = 0; peer < size; peer++) {
             if (auto &pair = getPair(peer)) {
