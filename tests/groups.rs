@@ -267,17 +267,19 @@ fn calls_that_wait_for_rank_0() -> Vec<(&'static str, OnContext)> {
         ("a long send", |child| send(child, 0, &vec![0; 4 << 20], &Call::default())),
         ("a longer send", |child| send(child, 0, &vec![0; 10 << 20], &Call::default())),
         ("a split", |child| child.split(Some(0), 0).map(drop)),
+        ("a duplicate", |child| child.duplicate().map(drop)),
+        ("a group", |child| child.group("again", &[1, 0]).map(drop)),
     ]
 }
 
 #[test]
 fn who_waits_for_a_member_that_has_destroyed_the_child_is_told() {
     for transports in TRANSPORTS {
-        // Before the call, or most likely in it.
+        // At the same time, most likely in the call, or before it: what comes behind is there.
         let both = Barrier::new(2);
         ranks(2, transports, |context| {
             for (name, call) in calls_that_wait_for_rank_0() {
-                for later in [false, true] {
+                for [later, before] in [[false; 2], [true, false], [false, true]] {
                     let child = context.duplicate().expect("a duplicate");
                     let mut data = [1.0];
                     sum(&child, &mut data);
@@ -287,9 +289,15 @@ fn who_waits_for_a_member_that_has_destroyed_the_child_is_told() {
                             std::thread::sleep(Duration::from_millis(20));
                         }
                         drop(child);
+                        if before {
+                            send(context, 1, b"gone", &Call::default()).expect("a send");
+                        }
                     } else {
                         if later {
                             both.wait();
+                        }
+                        if before {
+                            receive(context, 0, &mut [0; 4], &Call::default()).expect("a receive");
                         }
                         let error = call(&child).expect_err("rank 0 takes no part");
                         assert_eq!(error.status(), Status::PeerFailed, "{transports}, {name}: {error}");

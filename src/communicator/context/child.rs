@@ -180,8 +180,8 @@ impl Child {
             child.limit_blocks(parent.max_blocks());
             return Ok(child);
         };
-        let _making = tied.then(|| over.make(&group));
-        let (membership, store) = (Membership::Group(group), parent.0._store.clone());
+        let _making = over.make(&group, tied);
+        let (membership, store) = (Membership::Group(group.clone()), parent.0._store.clone());
         let line = if succeeds { parent.0.line.clone() } else { Line::of(&membership) };
         let child = Context::of_line(label, timeout, membership, store, line);
         child.limit_blocks(parent.max_blocks());

@@ -1,5 +1,6 @@
-//! Children that are being made: they fail with their parent, since those who are refused one do not tell the
-//! others.
+//! Children that are being made. Whoever has let go of the parent makes none any more, so what is waited for
+//! from it is waited for in vain; and they fail with their parent, since those who are refused one do not tell
+//! the others.
 
 #![forbid(unsafe_code)]
 
@@ -12,14 +13,22 @@ use crate::error::Error;
 /// A child that is being made, until this is dropped.
 pub struct Making<'a> {
     parent: &'a Group,
-    child: Weak<Group>,
+    child: &'a Arc<Group>,
 }
 
 impl Group {
-    /// A child of this group is set up, and fails if this does before the guard is dropped.
-    pub fn make<'a>(&'a self, child: &Arc<Group>) -> Making<'a> {
+    /// A child of this group is set up, until the guard is dropped. If it is `tied`, it fails if this group
+    /// does meanwhile.
+    pub fn make<'a>(&'a self, child: &'a Arc<Group>, tied: bool) -> Making<'a> {
+        // In a forked child, where nothing is made, the lock may be held by a thread that does not exist.
+        if self.endpoint.check_fork().is_ok() {
+            self.endpoint.messages().begin_child(child.id, self.id);
+        }
+        let making = Making { parent: self, child };
+        if !tied {
+            return making;
+        }
         lock(&self.making).push(Arc::downgrade(child));
-        let making = Making { parent: self, child: Arc::downgrade(child) };
         // It may have failed before the child was known.
         if let Some(error) = self.latched() {
             child.fail_with(self, &error);
@@ -40,6 +49,9 @@ impl Group {
 
 impl Drop for Making<'_> {
     fn drop(&mut self) {
-        lock(&self.parent.making).retain(|child| !Weak::ptr_eq(child, &self.child));
+        lock(&self.parent.making).retain(|child| child.as_ptr() != Arc::as_ptr(self.child));
+        if self.parent.endpoint.check_fork().is_ok() {
+            self.parent.endpoint.messages().end_child(self.child.id);
+        }
     }
 }

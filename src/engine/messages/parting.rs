@@ -64,6 +64,8 @@ pub(super) struct Parted {
     members: Vec<(u64, u32, u64)>,
     /// The groups, the oldest first: one may never be made here.
     order: VecDeque<u64>,
+    /// Groups that are being made here, and of which.
+    children: Vec<(u64, u64)>,
 }
 
 impl Parted {
@@ -108,6 +110,18 @@ impl Parted {
         heard.is_some_and(|(of, member, heard)| {
             (*of, *member) == (group, peer) && heard.count_ones() as usize == lanes
         })
+    }
+
+    /// Whether a member has let go of a group, or makes it no more since it has let go of what that is made of:
+    /// it would have done all that it does there before.
+    fn lacks(&self, group: u64, peer: u32, lanes: usize) -> bool {
+        let mut parents = self.children.iter().filter(|(child, _)| *child == group);
+        self.contains(group, peer, lanes) || parents.any(|(_, parent)| self.contains(*parent, peer, lanes))
+    }
+
+    /// Whether a group is `parent`, or is being made of that.
+    fn is_of(&self, group: u64, parent: u64) -> bool {
+        group == parent || self.children.contains(&(group, parent))
     }
 
     fn forget(&mut self, group: u64) {
@@ -173,6 +187,16 @@ impl Messages {
         }
     }
 
+    /// A group is being made here, of members of `parent`.
+    pub fn begin_child(&mut self, group: u64, parent: u64) {
+        self.parted.children.push((group, parent));
+    }
+
+    /// It has been made, or has not.
+    pub fn end_child(&mut self, group: u64) {
+        self.parted.children.retain(|(child, _)| *child != group);
+    }
+
     /// Whether a group is gone from this rank, as far as that is remembered.
     pub fn has_departed(&self, group: u64) -> bool {
         self.departed.contains(group)
@@ -223,7 +247,8 @@ impl Messages {
             |key: &Key| self.pulled.iter().any(|pulled| (pulled.peer, pulled.frame.key) == (peer, *key));
         for ((from, key), entry) in &self.receiving {
             if let Receiving::Posted(posted) | Receiving::Claimed(posted) = entry
-                && (*from, key.group) == (peer, group)
+                && *from == peer
+                && self.parted.is_of(key.group, group)
                 && !is_pulled(key)
             {
                 tickets.push(posted.ticket);
@@ -232,7 +257,8 @@ impl Messages {
         for ((to, key), entry) in &self.sending {
             // What it had asked for goes, and is dropped there.
             if let Sending::Posted { ticket, pieces: None, .. } = entry
-                && (*to, key.group) == (peer, group)
+                && *to == peer
+                && self.parted.is_of(key.group, group)
             {
                 tickets.push(*ticket);
             }
@@ -249,7 +275,7 @@ impl Messages {
     /// Why nothing more comes from a peer for a group, if that is so.
     pub(super) fn why_gone_from(&self, peer: u32, group: u64) -> Option<Failure> {
         let slot = &self.peers[peer as usize];
-        let has_parted = || self.parted.contains(group, peer, slot.lanes.len());
+        let has_parted = || self.parted.lacks(group, peer, slot.lanes.len());
         slot.why_gone(peer).or_else(|| has_parted().then(|| left(peer)))
     }
 
