@@ -1,57 +1,13 @@
-//! Linker arguments of `libunisono.so`, and what tells its sources from others.
+//! What tells this package's sources from others.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{env, fs};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src");
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rustc-env=UNISONO_SOURCES={:016x}", sources());
-    // The number follows the ABI: programs record it, and find a library that still understands them.
-    //
-    // Not as `rustc-cdylib-link-arg`: cargo hands those on to the cdylibs of dependents, after their own
-    // arguments, and libnccl.so.2 would carry this name. So it is given to everything here that is linked,
-    // and taken back from executables.
-    println!("cargo::rustc-link-arg=-Wl,-soname,libunisono.so.0");
-    println!("cargo::rustc-link-arg-bins=-Wl,--soname=");
-    println!("cargo::rustc-link-arg-tests=-Wl,--soname=");
-    // The library has threads, which must not lose their code to a dlclose. Dependents' libraries have them
-    // too.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // Functions that came out the same are there once, where the linker can: 25 KB of libnccl.so.2. Nothing
-    // here compares the addresses of functions.
-    if links_with(FOLDED) {
-        println!("cargo::rustc-cdylib-link-arg={FOLDED}");
-    }
-}
-
-const FOLDED: &str = "-Wl,--icf=all";
-
-/// Whether what links this package's libraries takes an argument, by an empty library.
-fn links_with(argument: &str) -> bool {
-    let variable = |name| env::var(name).unwrap_or_default();
-    let out = PathBuf::from(variable("OUT_DIR"));
-    let source = out.join("empty.rs");
-    if fs::write(&source, "").is_err() {
-        return false;
-    }
-    let mut rustc = Command::new(variable("RUSTC"));
-    rustc.args([
-        "--crate-type=cdylib",
-        "--target",
-        &variable("TARGET"),
-        "-C",
-        &format!("link-arg={argument}"),
-    ]);
-    if let Ok(linker) = env::var("RUSTC_LINKER") {
-        rustc.args(["-C", &format!("linker={linker}")]);
-    }
-    let flags = variable("CARGO_ENCODED_RUSTFLAGS");
-    rustc.args(flags.split('\u{1f}').filter(|flag| !flag.is_empty()));
-    let linked = rustc.arg("-o").arg(out.join("libempty.so")).arg(source).output();
-    linked.is_ok_and(|linked| linked.status.success())
 }
 
 /// A hash of this package, which decides all that ranks share: what they send each other, what lies in memory

@@ -1,15 +1,10 @@
-# The dynamic symbols of a library are those of committed lists, and its SONAME is the given one.
-#   cmake -D LIBRARY=… -D LISTS=…,… -D SONAME=… -D NM=… -D READELF=… -P exports.cmake
+# The dynamic symbols of a library are those of a committed list, and its SONAME is the given one.
+#   cmake -D LIBRARY=… -D LIST=… -D SONAME=… -D NM=… -D READELF=… -P exports.cmake
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^ \n]+\n" symbols "${symbols}")
 list(TRANSFORM symbols STRIP)
 list(SORT symbols)
-set(committed)
-string(REPLACE "," ";" LISTS "${LISTS}")
-foreach(list ${LISTS})
-  file(STRINGS ${list} names)
-  list(APPEND committed ${names})
-endforeach()
+file(STRINGS ${LIST} committed)
 list(SORT committed)
 set(added ${symbols})
 set(removed ${committed})
@@ -18,7 +13,7 @@ if(symbols)
   list(REMOVE_ITEM removed ${symbols})
 endif()
 if(added OR removed)
-  message(FATAL_ERROR "${LIBRARY} exports what ${LISTS} lack: [${added}], and lacks: [${removed}]")
+  message(FATAL_ERROR "${LIBRARY} exports what ${LIST} lacks: [${added}], and lacks: [${removed}]")
 endif()
 
 execute_process(COMMAND ${READELF} -d ${LIBRARY} OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)

@@ -97,9 +97,10 @@ pub fn in_one_line(text: String) -> String {
 }
 
 /// `fail!(Mismatch, "rank {r} …")`: returns an [`Error`] from the enclosing function.
+#[macro_export]
 macro_rules! fail {
     ($status:ident, $($text:tt)+) => {
         return Err($crate::error::Error::new($crate::error::Status::$status, format!($($text)+)))
     };
 }
-pub(crate) use fail;
+pub use crate::fail;

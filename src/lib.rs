@@ -14,7 +14,7 @@ pub mod cuda;
 pub mod deadline;
 pub mod engine;
 pub mod error;
-pub mod ffi;
+pub mod logging;
 pub mod panics;
 pub mod reduce;
 pub mod rendezvous;

@@ -1,15 +1,15 @@
 //! What NCCL_DEBUG asks for: VERSION, WARN, INFO or TRACE, each with what those before it tell. Lines go to
 //! standard output or, with NCCL_DEBUG_FILE, to that file, in whose name %h stands for the host and %p for
 //! the process. Without it the library is silent, unless UNISONO_LOG asks: its lines go to standard error, as
-//! in libunisono. What unisono_log_set has said goes before all of it, but for the line with the version.
+//! in libunisono.
 
-use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::{Level, LevelFilter};
-use unisono::ffi;
+use unisono::logging;
 use unisono::sys::global::Global;
 
 use crate::settings;
@@ -48,8 +48,7 @@ impl Wish {
     }
 }
 
-/// Has messages told as the environment asks, once. The native face may have been called before, and has a
-/// logger for both; a Rust program that has its own keeps it.
+/// Has messages told as the environment asks, once. A Rust program that has its own logger keeps it.
 pub(crate) fn install() {
     if !READ.swap(true, Ordering::Relaxed) {
         read_environment();
@@ -73,7 +72,7 @@ pub extern "C" fn ncclResetDebugInitInternal() {
 }
 
 fn read_environment() {
-    if !ffi::shares_logger() {
+    if !logging::install() {
         return;
     }
     let unisono_log = unisono::settings::get("UNISONO_LOG");
@@ -104,17 +103,17 @@ fn read_environment() {
     }
     // Whoever tells a message takes it in its turn, for which this waits.
     drop(sink);
-    ffi::log_by(tell, wish.level);
+    logging::tell_by(Some(Arc::new(tell)), wish.level);
 }
 
 /// Tells a message, in its turn.
-fn tell(level: Level, text: fmt::Arguments<'_>) {
+fn tell(level: Level, text: &str) {
     let level = match level {
         Level::Error | Level::Warn => "WARN",
         Level::Info => "INFO",
         Level::Debug | Level::Trace => "TRACE",
     };
-    SINK.write().write(&line(level, &text.to_string()));
+    SINK.write().write(&line(level, text));
 }
 
 impl Sink {

@@ -1,6 +1,6 @@
 //! `unisono-bench`: see `unisono::bench`.
 
 fn main() -> std::process::ExitCode {
-    unisono::ffi::install_logger();
+    unisono::logging::install();
     unisono::bench::main()
 }

@@ -235,7 +235,7 @@ impl Context {
     }
 
     /// Refuses what is wrong with the arguments of a call by themselves.
-    pub(crate) fn check(&self, request: &Request, call: &Call) -> Result<()> {
+    pub fn check(&self, request: &Request, call: &Call) -> Result<()> {
         if request.kind.point_to_point() {
             return self.point(request, call).map(drop);
         }

@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 
-use crate::collective::request::{Counts, Kind, Request};
-use crate::error::{Result, fail};
-use crate::reduce::{DataType, Operator};
+use unisono::collective::request::{Counts, Kind, Request};
+use unisono::error::{Result, fail};
+use unisono::reduce::{DataType, Operator};
 
 use super::argument::{Extent, list};
 use super::batch;

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
 use std::mem::MaybeUninit;
 
-use crate::communicator::Call;
-use crate::communicator::sparse::{RawTensor, Sparse};
-use crate::cuda::driver::StreamHandle;
-use crate::reduce::DataType;
+use unisono::communicator::Call;
+use unisono::communicator::sparse::{RawTensor, Sparse};
+use unisono::cuda::driver::StreamHandle;
+use unisono::reduce::DataType;
 
 use super::argument::out;
 use super::call::{CUstream_st, call_options, unisono_call_t};

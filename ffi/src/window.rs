@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
 
-use crate::communicator::Window;
+use unisono::communicator::Window;
 
 use super::argument::out;
 use super::context::unisono_context_t;

@@ -5,10 +5,10 @@ use std::marker::{PhantomData, PhantomPinned};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::communicator::{Context, Options as ContextOptions, Rendezvous};
-use crate::error::{Result, Status, fail};
-use crate::rendezvous::id::served;
-use crate::rendezvous::tcp_server::ServerHandle;
+use unisono::communicator::{Context, Options as ContextOptions, Rendezvous};
+use unisono::error::{Result, Status, fail};
+use unisono::rendezvous::id::served;
+use unisono::rendezvous::tcp_server::ServerHandle;
 
 use super::argument::{self, Options, list, optional_text, out, required_options, text, timeout};
 use super::batch;

@@ -5,9 +5,10 @@ use std::ffi::{CStr, CString, c_char};
 use std::mem::ManuallyDrop;
 use std::sync::Once;
 
-use crate::error::{Error, Result, Status};
-use crate::panics::caught;
-use crate::sys::thread_end::ThreadEnd;
+use unisono::error::{Error, Result, Status};
+use unisono::logging;
+use unisono::panics::caught;
+use unisono::sys::thread_end::ThreadEnd;
 
 /// What came of a call: one of enum unisono_status. Always 32 bits, in C and in C++.
 pub type unisono_status_t = i32;
@@ -101,7 +102,7 @@ pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> unisono_status_t {
 /// As [`guard`], for an export that answers with a value: `otherwise` gives the answer of a failure.
 pub(super) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce() -> Result<T>) -> T {
     static LOG: Once = Once::new();
-    LOG.call_once(super::log::install);
+    LOG.call_once(|| _ = logging::install());
     match caught(body) {
         Ok(value) => value,
         Err(error) => {
@@ -124,7 +125,7 @@ pub(super) fn c_text(text: &str) -> CString {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::fail;
+    use unisono::error::fail;
 
     fn last_error() -> String {
         // SAFETY: the pointer is a C string of this thread, which no call changes before the copy is made.

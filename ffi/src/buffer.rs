@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
 
-use crate::communicator::Call;
-use crate::communicator::buffer::Buffer;
-use crate::reduce::DataType;
+use unisono::communicator::Call;
+use unisono::communicator::buffer::Buffer;
+use unisono::reduce::DataType;
 
 use super::argument::{Extent, list, out, wait_deadline};
 use super::call::{call_options, unisono_call_t};

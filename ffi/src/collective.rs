@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use crate::collective::request::{Counts, Kind, Request};
-use crate::reduce::{DataType, Operator};
+use unisono::collective::request::{Counts, Kind, Request};
+use unisono::reduce::{DataType, Operator};
 
 use super::argument::{Extent, list};
 use super::call::unisono_call_t;

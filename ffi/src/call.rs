@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
 
-use crate::communicator::{Call, Overlap};
-use crate::cuda::driver::StreamHandle;
-use crate::error::{Result, fail};
+use unisono::communicator::{Call, Overlap};
+use unisono::cuda::driver::StreamHandle;
+use unisono::error::{Result, fail};
 
 use super::argument::{Options, options, timeout};
 use super::datatype::unisono_reduce_function_t;

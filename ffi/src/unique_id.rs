@@ -2,9 +2,9 @@
 
 use std::ffi::c_char;
 
-use crate::error::{Result, fail};
-use crate::rendezvous::id::{ID_BYTES, served};
-use crate::settings;
+use unisono::error::{Result, fail};
+use unisono::rendezvous::id::{ID_BYTES, served};
+use unisono::settings;
 
 use super::argument::{optional_text, out};
 use super::status::{guard, unisono_status_t};
@@ -80,13 +80,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::deadline::Deadline;
-    use crate::error::Status;
-    use crate::ffi::context::{
+    use crate::context::{
         unisono_context_create, unisono_context_destroy, unisono_context_options_t, unisono_context_t,
     };
-    use crate::ffi::status::unisono_last_error;
-    use crate::rendezvous::id::UniqueId;
+    use crate::status::unisono_last_error;
+    use unisono::deadline::Deadline;
+    use unisono::error::Status;
+    use unisono::rendezvous::id::UniqueId;
 
     fn made() -> unisono_unique_id_t {
         unisono_unique_id_t { bytes: served::create(Some("lo")).unwrap() }
@@ -129,7 +129,7 @@ mod tests {
     fn an_id_is_on_the_interface_of_the_environment() {
         for interface in ["lo", "nosuch0"] {
             let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "ffi::unique_id::tests::process_that_makes_ids", "--nocapture"])
+                .args(["--exact", "unique_id::tests::process_that_makes_ids", "--nocapture"])
                 .env("UNISONO_INTERFACE", interface)
                 .env(WANTED, interface)
                 .output()

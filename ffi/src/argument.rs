@@ -5,9 +5,9 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
-use crate::error::{Result, fail};
-use crate::reduce::DataType;
+use unisono::deadline::Deadline;
+use unisono::error::{Result, fail};
+use unisono::reduce::DataType;
 
 /// No deadline, for a timeout_ms that should never end a wait.
 #[allow(unreachable_pub, reason = "for the header")]

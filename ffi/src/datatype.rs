@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use crate::error::{Result, fail};
-use crate::reduce::{Custom, DataType, Operator};
+use unisono::error::{Result, fail};
+use unisono::reduce::{Custom, DataType, Operator};
 
 use super::call::unisono_call_t;
 use super::status::guard_or;
@@ -144,7 +144,7 @@ fn is_factor(dtype: DataType, scale: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Status;
+    use unisono::error::Status;
 
     #[test]
     fn type_numbers_and_sizes_never_change() {

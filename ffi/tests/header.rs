@@ -1,16 +1,16 @@
-//! The committed header is what cbindgen makes of `src/ffi` today. `UPDATE_HEADERS=1` rewrites it.
+//! The committed header is what cbindgen makes of `ffi/src` today. `UPDATE_HEADERS=1` rewrites it.
 
 use std::path::Path;
 
 #[test]
 fn the_committed_header_is_up_to_date() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is read");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    let mut sources: Vec<_> = std::fs::read_dir(root.join("src/ffi"))
-        .expect("src/ffi is a directory")
-        .map(|entry| entry.expect("an entry of src/ffi").path())
-        .filter(|path| path.file_name() != Some("mod.rs".as_ref()))
+    let mut sources: Vec<_> = std::fs::read_dir(root.join("ffi/src"))
+        .expect("ffi/src is a directory")
+        .map(|entry| entry.expect("an entry of ffi/src").path())
+        .filter(|path| path.file_name() != Some("lib.rs".as_ref()))
         .collect();
     // In the order in which a reader needs them; a noun that this list does not know comes last.
     let order = [
@@ -39,7 +39,7 @@ fn the_committed_header_is_up_to_date() {
         builder = builder.with_src(source);
     }
     let mut generated = Vec::new();
-    builder.generate().expect("cbindgen understands src/ffi").write(&mut generated);
+    builder.generate().expect("cbindgen understands ffi/src").write(&mut generated);
     let generated = String::from_utf8(generated).expect("cbindgen writes UTF-8");
 
     let mut declared: Vec<&str> = generated
@@ -71,7 +71,7 @@ fn the_committed_header_is_up_to_date() {
     let first = generated.lines().zip(committed.lines()).position(|(ours, theirs)| ours != theirs);
     assert!(
         generated == committed,
-        "include/unisono.h is out of date (first difference: line {}); run: UPDATE_HEADERS=1 cargo test --test header",
+        "include/unisono.h is out of date (first difference: line {}); run: UPDATE_HEADERS=1 cargo test -p unisono-ffi --test header",
         first.map_or(generated.lines().count().min(committed.lines().count()), |line| line) + 1
     );
 }

@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_void};
 use std::marker::{PhantomData, PhantomPinned};
 use std::time::Duration;
 
-use crate::deadline::Deadline;
-use crate::error::{Error, Result, Status, fail};
-use crate::rendezvous::store::Store;
+use unisono::deadline::Deadline;
+use unisono::error::{Error, Result, Status, fail};
+use unisono::rendezvous::store::Store;
 
 use super::argument::{Options, list, optional_text, out, required_options, text};
 use super::handle::{ENDED, tag};

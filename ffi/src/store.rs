@@ -7,15 +7,15 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
-use crate::error::{Result, fail};
-use crate::rendezvous::file::FileStore;
-use crate::rendezvous::hash::HashStore;
-use crate::rendezvous::prefix::PrefixStore;
-use crate::rendezvous::secret::SecretKey;
-use crate::rendezvous::store::Store;
-use crate::rendezvous::tcp::TcpStore;
-use crate::rendezvous::tcp_server::ServerHandle;
+use unisono::deadline::Deadline;
+use unisono::error::{Result, fail};
+use unisono::rendezvous::file::FileStore;
+use unisono::rendezvous::hash::HashStore;
+use unisono::rendezvous::prefix::PrefixStore;
+use unisono::rendezvous::secret::SecretKey;
+use unisono::rendezvous::store::Store;
+use unisono::rendezvous::tcp::TcpStore;
+use unisono::rendezvous::tcp_server::ServerHandle;
 
 use super::argument::{Options, list, optional_text, out, required_options, text, timeout, wait_deadline};
 use super::context::UNISONO_DEFAULT_TIMEOUT_MS;

@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use crate::collective::request::Request;
-use crate::communicator::{Call, Context, Part, Work, connect_devices, start_parts};
-use crate::deadline::Deadline;
-use crate::error::{Error, Result, Status, fail};
-use crate::sys::fork;
+use unisono::collective::request::Request;
+use unisono::communicator::{Call, Context, Part, Work, connect_devices, start_parts};
+use unisono::deadline::Deadline;
+use unisono::error::{Error, Result, Status, fail};
+use unisono::sys::fork;
 
 use super::context::unisono_context_t;
 use super::handle::Handle;

@@ -6,8 +6,8 @@
 //! memory. And in a forked child what has links belongs to the parent: its locks may be held by threads that
 //! do not exist.
 
-use crate::error::{Result, fail};
-use crate::sys::fork;
+use unisono::error::{Result, fail};
+use unisono::sys::fork;
 
 /// An opaque C type that stands for a boxed Rust value.
 pub(super) trait Handle: Sized {
@@ -130,7 +130,7 @@ macro_rules! handle {
         handle!($handle, $inner, true);
     };
     ($handle:ident, $inner:ty, $survives:literal) => {
-        impl $crate::ffi::handle::Handle for $handle {
+        impl super::handle::Handle for $handle {
             type Inner = $inner;
             const NAME: &'static str = stringify!($handle);
             const SURVIVES_FORK: bool = $survives;

@@ -6,11 +6,11 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use crate::collective::request::Request;
-use crate::communicator::{Call, Completion, Context, Work};
-use crate::cuda::driver::StreamHandle;
-use crate::deadline::Deadline;
-use crate::error::{Result, Status, fail};
+use unisono::collective::request::Request;
+use unisono::communicator::{Call, Completion, Context, Work};
+use unisono::cuda::driver::StreamHandle;
+use unisono::deadline::Deadline;
+use unisono::error::{Result, Status, fail};
 
 use super::argument::{out, wait_deadline};
 use super::batch;

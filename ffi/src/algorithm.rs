@@ -3,11 +3,11 @@
 use std::ffi::{CString, c_char, c_void};
 use std::marker::{PhantomData, PhantomPinned};
 
-use crate::collective::request::Kind;
-use crate::communicator::{AlgorithmOptions, Call, Prepared, ignores};
-use crate::cuda::driver::StreamHandle;
-use crate::error::{Result, fail};
-use crate::reduce::DataType;
+use unisono::collective::request::Kind;
+use unisono::communicator::{AlgorithmOptions, Call, Prepared, ignores};
+use unisono::cuda::driver::StreamHandle;
+use unisono::error::{Result, fail};
+use unisono::reduce::DataType;
 
 use super::argument::{Extent, Options, list, out, required_options};
 use super::call::{CUstream_st, call_options, unisono_call_t};
@@ -309,7 +309,7 @@ fn collective(number: unisono_collective_t) -> Result<Kind> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::Algorithm;
+    use unisono::schedule::Algorithm;
 
     #[test]
     fn algorithm_numbers_never_change() {

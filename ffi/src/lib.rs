@@ -34,8 +34,6 @@ mod version;
 mod window;
 mod work;
 
-pub use log::install as install_logger;
-
 pub use algorithm::*;
 pub use batch::*;
 pub use buffer::*;
