@@ -140,6 +140,10 @@ pub enum Making {
 }
 
 impl Making {
+    /// What says how long ranks wait for each other in these, as errors name it. A call may have a limit of its
+    /// own.
+    pub const LIMIT: &str = "the context's timeout_ms";
+
     const ALL: [Making; 9] = [
         Making::Create,
         Making::Split,

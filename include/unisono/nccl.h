@@ -8,7 +8,8 @@
  *     happens.
  *   - A rank that dies, or calls something else, fails the communicator on every rank: ncclCommGetAsyncError tells it, and
  *     the text names the rank. Streams go on. (Making a communicator of another, or suspending it, on one rank, while others call
- *     something else, is only waiting: a thread of each may come to the other yet.)
+ *     something else, is only waiting: a thread of each may come to the other yet. Of a send and a receive that differ only the
+ *     receiver is told, and the communicator goes on.)
  *   - A reduction's result depends on the inputs and the number of ranks alone: the same bits on every rank and at every time.
  *   - Handles are numbers: one that was destroyed is ncclInvalidArgument, not a crash.
  *   - Every function may be called from any thread. One that is inside is not to be cancelled (pthread_cancel): that would end the

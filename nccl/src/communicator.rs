@@ -211,7 +211,7 @@ impl Phase {
 /// it takes, and programs rely on that: one rank prepares data while the others are already there.
 const MEETING: Duration = Duration::from_secs(2 * 60 * 60);
 /// Seconds that ranks wait for each other.
-const MEETING_VARIABLE: &str = "UNISONO_NCCL_MEETING_TIMEOUT";
+pub(crate) const MEETING_VARIABLE: &str = "UNISONO_NCCL_MEETING_TIMEOUT";
 /// Seconds that an operation may take, and that ranks wait for each other if [`MEETING_VARIABLE`] does not
 /// say. Without it an operation takes as long as it takes, as NCCL's do: ranks of a training wait while
 /// another one writes a checkpoint. Death is noticed without it.
@@ -280,8 +280,7 @@ impl Communicator {
             // As NCCL says it, which programs look for.
             log::info!("Using network Socket");
             Ok(Some(context))
-        })
-        .map_err(of_setup);
+        });
         if let Err(error) = &met {
             log::warn!("{error}");
         }
@@ -633,11 +632,6 @@ pub(crate) fn meeting_timeout() -> Result<Duration> {
     let operation = given_timeout()?;
     let given = GIVEN.get_or_init(|| read_seconds(MEETING_VARIABLE)).clone()?;
     Ok(given.or(operation).unwrap_or(MEETING))
-}
-
-/// An error of what ranks set up together: it names the setting that there is for that.
-pub(crate) fn of_setup(error: Error) -> Error {
-    Error::new(error.status(), error.text().replace("timeout_ms", MEETING_VARIABLE))
 }
 
 /// How long an operation may take.

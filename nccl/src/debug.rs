@@ -79,13 +79,14 @@ fn read_environment() {
     let wish = Wish::parse(settings::get("NCCL_DEBUG").as_deref(), unisono_log.as_deref());
     let mut sink = SINK.write();
     *sink = if wish.version { Sink::Stdout } else { Sink::Stderr };
-    if wish.version {
+    // As in NCCL, whose version alone goes into no file.
+    if wish.version && wish.level > LevelFilter::Off {
         let given = pattern(settings::get("NCCL_DEBUG_FILE"));
         match unisono::settings::anything("NCCL_DEBUG_FILE", given) {
             Ok(Some(pattern)) => {
                 let path = file_name(&pattern, &host(), std::process::id());
-                match OpenOptions::new().create(true).append(true).open(&path) {
-                    Ok(file) => *sink = Sink::File(file),
+                match Sink::of_path(&path) {
+                    Ok(named) => *sink = named,
                     Err(cause) => {
                         let text = format!("NCCL_DEBUG_FILE {path} cannot be written: {cause}");
                         sink.write(&line("WARN", &text));
@@ -117,6 +118,15 @@ fn tell(level: Level, text: &str) {
 }
 
 impl Sink {
+    fn of_path(path: &str) -> std::io::Result<Sink> {
+        match path {
+            // What is behind them has its place to go on from; opened anew it would have another.
+            "/dev/stdout" => Ok(Sink::Stdout),
+            "/dev/stderr" => Ok(Sink::Stderr),
+            _ => Ok(Sink::File(OpenOptions::new().create(true).append(true).open(path)?)),
+        }
+    }
+
     fn write(&mut self, line: &str) {
         // Nobody can be told that the log cannot be written.
         let _ = match self {
@@ -190,6 +200,15 @@ mod tests {
         let given = |text: &str| pattern(Some(text.to_owned()));
         assert_eq!((pattern(None), given(""), given(" ")), (None, None, None));
         assert_eq!(given("/logs/nccl.%p").as_deref(), Some("/logs/nccl.%p"));
+    }
+
+    #[test]
+    fn the_names_of_standard_streams_are_those() {
+        let same = |path, wanted: &Sink| {
+            let sink = Sink::of_path(path).expect("a stream");
+            std::mem::discriminant(&sink) == std::mem::discriminant(wanted)
+        };
+        assert!(same("/dev/stdout", &Sink::Stdout) && same("/dev/stderr", &Sink::Stderr));
     }
 
     #[test]

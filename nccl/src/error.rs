@@ -7,9 +7,11 @@ use std::sync::Once;
 
 pub(crate) use unisono::error::{Error, Result, Status};
 pub(crate) use unisono::panics::caught;
+use unisono::signature::Making;
 use unisono::sys::thread_end::ThreadEnd;
 
 use crate::abi::{ncclComm_t, ncclResult, ncclResult_t};
+use crate::communicator::MEETING_VARIABLE;
 use crate::{communicator, debug};
 
 /// `fail!(InvalidArgument, "root {root} …")`: returns an [`Error`] from the enclosing function.
@@ -140,8 +142,9 @@ pub(crate) fn tell(failure: &Error) {
 }
 
 fn line(error: &Error) -> CString {
-    // The engine names the native face's field.
-    let text = error.text().replace('\0', "\\0").replace("timeout_ms", "UNISONO_NCCL_TIMEOUT");
+    // The engine names the native face's fields.
+    let text = error.text().replace('\0', "\\0").replace(Making::LIMIT, MEETING_VARIABLE);
+    let text = text.replace("timeout_ms", "UNISONO_NCCL_TIMEOUT");
     // No NUL is left in it.
     CString::new(text).unwrap_or_default()
 }
@@ -207,6 +210,10 @@ mod tests {
         for (engine, here) in [
             ("look at it, or raise timeout_ms", "look at it, or raise UNISONO_NCCL_TIMEOUT"),
             ("it does not end. Raise timeout_ms, or", "it does not end. Raise UNISONO_NCCL_TIMEOUT, or"),
+            (
+                "rank 0 reports of its split(): Raise the context's timeout_ms",
+                "rank 0 reports of its split(): Raise UNISONO_NCCL_MEETING_TIMEOUT",
+            ),
         ] {
             remember(&Error::new(Status::Timeout, engine));
             assert_eq!(last_error(), here);

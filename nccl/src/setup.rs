@@ -12,7 +12,7 @@ use unisono::rendezvous::id::served;
 use unisono::sys::process;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
-use crate::communicator::{COMMUNICATORS, Communicator, Making, of_setup};
+use crate::communicator::{COMMUNICATORS, Communicator, Making};
 use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught};
 use crate::grow::Growth;
 use crate::order::Turn;
@@ -298,7 +298,7 @@ impl Sharing {
         let Sharing { communicator, share } = self;
         drop(communicator);
         turn.wait();
-        caught(share).map_err(of_setup)
+        caught(share)
     }
 }
 
@@ -587,17 +587,6 @@ mod tests {
         assert_eq!((split, child), (crate::error::result(Status::Timeout), std::ptr::null_mut()), "{text}");
         assert!(text.contains("raise UNISONO_NCCL_MEETING_TIMEOUT"), "{text}");
         COMMUNICATORS.take(handle);
-    }
-
-    #[test]
-    fn who_waits_in_vain_to_share_a_window_is_told_which_setting_says_how_long() {
-        let error = Error::new(Status::Timeout, "Look at rank 1, or raise timeout_ms");
-        let sharing = Sharing {
-            communicator: Communicator::new(Place::Host(0), Config::unset(), Vec::new()),
-            share: Box::new(move || Err(error)),
-        };
-        let error = share(vec![sharing]).expect_err("it fails");
-        assert_eq!(error.text(), "Look at rank 1, or raise UNISONO_NCCL_MEETING_TIMEOUT");
     }
 
     #[test]

@@ -525,9 +525,11 @@ pub(super) mod tests {
             let error = makes.join().expect("no panic").err().expect("rank 1 does not go on");
             let after = began.elapsed();
             assert_eq!(error.status(), Status::Timeout, "{error}");
-            for part in
-                [&format!("'{name}' is not there "), "from rank 1 (host ", "rank 1, or raise timeout_ms"]
-            {
+            for part in [
+                &format!("'{name}' is not there "),
+                "from rank 1 (host ",
+                "rank 1, or raise the context's timeout_ms",
+            ] {
                 assert!(error.text().contains(part), "no '{part}' in: {error}");
             }
             assert!((TIMEOUT..LATE + TIMEOUT - TIMEOUT / 8).contains(&after), "{after:?}: {error}");

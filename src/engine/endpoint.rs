@@ -42,6 +42,7 @@ use super::wire::Class;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::rendezvous::store::Store;
+use crate::signature::Making;
 use crate::sys;
 use crate::sys::process;
 use crate::transport::address::PeerAddress;
@@ -308,7 +309,7 @@ impl Endpoint {
         });
         answer.unwrap_or_else(|| {
             let missing = self.unlinked(peers).map_or_else(String::new, |peer| self.describe(peer));
-            fail!(Timeout, "no link to {missing} in time; look at it, or raise timeout_ms")
+            fail!(Timeout, "no link to {missing} in time; look at it, or raise {}", Making::LIMIT)
         })
     }
 

@@ -86,7 +86,7 @@ impl Group {
         match turn.class {
             Class::Ordered => format!("{name} #{number} of {place}"),
             Class::Tagged => format!("{name} #{number} with tag {} of {place}", Tag(turn.tag)),
-            Class::PointToPoint => format!("{name} with tag {} in {place}", Tag(turn.tag)),
+            Class::PointToPoint => format!("{name}{} in {place}", with_tag(turn.tag)),
             Class::Internal => match turn.signature.making() {
                 Some(Making::Split) => format!("split of {place}"),
                 Some(Making::Part) => format!("setting up {place} after a split"),
@@ -229,7 +229,7 @@ impl Group {
         let here =
             inquiry.standing.as_ref().map_or_else(String::new, |standing| format!("; here, {standing}"));
         let Some(&first) = waits_for.first() else {
-            let text = format!("not done after {waited:.1} s{here}; raise timeout_ms");
+            let text = format!("not done after {waited:.1} s{here}; raise {}", limit(turn));
             return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
         };
         let answers = self.endpoint.answers(&inquiry.tokens);
@@ -262,7 +262,7 @@ impl Group {
             }
             _ => format!("rank {culprit}"),
         };
-        let advice = format!("Look at {look_at}, or raise timeout_ms");
+        let advice = format!("Look at {look_at}, or raise {}", limit(turn));
         let told =
             self.endpoint.with_refusal(format!("{}{more}{here}", told.join("; ")), turn.called.elapsed());
         Error::new(Status::Timeout, format!("{told}. {advice}"))
@@ -279,7 +279,7 @@ impl Group {
         let waited = turn.called.elapsed().as_secs_f64();
         let (name, number) = (turn.signature.kind.name(), turn.sequence);
         let text = format!("{name} #{number} waited {waited:.1} s for the calls before it, which still run");
-        Error::new(Status::Timeout, format!("{text}. Look at those, or raise timeout_ms"))
+        Error::new(Status::Timeout, format!("{text}. Look at those, or raise {}", limit(turn)))
     }
 
     /// What the ranks' calls disagree about.
@@ -289,7 +289,7 @@ impl Group {
         let theirs = mismatch.theirs;
         let ours = mismatch.ours.or_else(|| recorder.call(mismatch.key));
         let head = match mismatch.key.class {
-            Class::PointToPoint => format!("send and receive with tag {} differ", Tag(mismatch.key.tag)),
+            Class::PointToPoint => format!("send and receive{} differ", with_tag(mismatch.key.tag)),
             Class::Tagged => {
                 format!("call #{number} with tag {} of '{}' differs", Tag(mismatch.key.tag), self.name)
             }
@@ -308,6 +308,16 @@ impl Group {
             format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),
         )
     }
+}
+
+/// The tag of a message, in a text: most have none, which is 0.
+fn with_tag(tag: u64) -> String {
+    if tag == 0 { String::new() } else { format!(" with tag {}", Tag(tag)) }
+}
+
+/// What says how long a call may take.
+fn limit(turn: &Turn) -> &'static str {
+    if turn.signature.making().is_some() { Making::LIMIT } else { "timeout_ms" }
 }
 
 /// Whom of those asked it is that keeps the others waiting: who does not answer, as a stopped rank, or else
