@@ -381,6 +381,10 @@ impl Run {
         let out = self.address(into);
         if let Some(reducer) = &self.plan.reducer {
             let (operands, count) = (&self.progress.operands, into.len as usize);
+            if count * self.plan.size(into.representation()) > PART || reducer.calls_program() {
+                // It may take long.
+                endpoint.leave_bell();
+            }
             // SAFETY: as for copies: spans are inside their buffers, and the steps that touch them are
             // ordered.
             unsafe { fold(endpoint, &self.plan, reducer, operands, (out, into.representation()), count) };

@@ -54,6 +54,11 @@ enum Work {
 }
 
 impl Reducer {
+    /// Whether it calls a function of the program, which may take as long as it likes.
+    pub fn calls_program(&self) -> bool {
+        matches!(self.work, Work::Custom(_))
+    }
+
     /// Refuses bitwise operators on floats, and a group of no ranks.
     pub fn new(dtype: DataType, operator: Operator, ranks: u32) -> Result<Reducer> {
         let best = Level::available().next_back().unwrap_or(Level::Baseline);

@@ -12,10 +12,12 @@
 //! So nobody who sleeps has anything to move but who has the bell, and somebody has it, or is awake and comes
 //! back to it:
 //! - who goes to sleep takes it if it is free;
-//! - who has had it, or was woken to take it, is awake until it sleeps again, or else wakes one of those who
-//!   sleep if it is free then: when it leaves, when it turns to long work, and before it may be held up in
-//!   the driver. That one may be about to leave itself, and does the same then. Who sleeps is here before it
-//!   looks for the bell; who leaves the bell looks here afterwards: one of them sees the other;
+//! - who has had it, or was woken to take it, is awake until it sleeps again, or else lets go of it and wakes
+//!   one of those who sleep if it is free then: when it leaves, when it turns to long work, a callback among
+//!   that, and before it may be held up in the driver. That one may be about to leave itself, and does the
+//!   same then. Who sleeps is here before it looks for the bell; who leaves the bell looks here afterwards:
+//!   one of them sees the other;
+//! - who may be held up in the driver takes it last of all, when it has asked that;
 //! - who has moved something that does not ring, and does not look on, has who has the bell look: when it
 //!   leaves, or has looked once only.
 //!
@@ -25,7 +27,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -35,6 +37,10 @@ use crate::transport::bell::Bell;
 /// A thread that sleeps now and then, for whoever may have to wake it.
 pub struct Sleeper {
     bell: Arc<Bell>,
+    /// See [`this_thread`].
+    thread: usize,
+    /// Whether the driver may hold it up when it is woken.
+    asks_driver: bool,
     state: Mutex<State>,
     woken: Condvar,
 }
@@ -49,8 +55,14 @@ struct State {
 }
 
 impl Sleeper {
-    pub(super) fn new(bell: &Arc<Bell>) -> Arc<Sleeper> {
-        Arc::new(Sleeper { bell: bell.clone(), state: Mutex::default(), woken: Condvar::new() })
+    pub(super) fn new(bell: &Arc<Bell>, asks_driver: bool) -> Arc<Sleeper> {
+        Arc::new(Sleeper {
+            bell: bell.clone(),
+            thread: this_thread(),
+            asks_driver,
+            state: Mutex::default(),
+            woken: Condvar::new(),
+        })
     }
 
     /// Has it look, if it sleeps or is about to. Under whatever lock.
@@ -93,7 +105,8 @@ pub(super) struct Sleepers {
     /// and of them those that anything may concern.
     count_any: AtomicUsize,
     asleep: Mutex<Asleep>,
-    bell_is_taken: AtomicBool,
+    /// The thread that has the bell: see [`this_thread`]. 0: none has.
+    bell_of: AtomicUsize,
     /// How many of them take a last look before they do.
     pub(super) parking: AtomicUsize,
     /// When the last of them to fall asleep wakes by itself, in the endpoint's age; 0: nobody knows, since
@@ -152,18 +165,22 @@ impl Sleepers {
         }
     }
 
-    /// The bell, until the answer is dropped; not if another has it.
+    /// The bell, until the answer is dropped or this thread lets go of it; not if another has it.
     pub(super) fn take_bell(&self, sleeper: &Sleeper) -> Option<Taken<'_>> {
-        if self.bell_is_taken.swap(true, Ordering::SeqCst) {
-            return None;
-        }
+        let free = self.bell_of.compare_exchange(0, this_thread(), Ordering::SeqCst, Ordering::SeqCst);
+        free.ok()?;
         lock(&sleeper.state).on_bell = true;
-        Some(Taken(&self.bell_is_taken))
+        Some(Taken(self))
     }
 
-    /// Whether one has the bell, who sleeps, or comes back from that at this moment.
+    /// This thread, if it has the bell, has it no more: it looks on, but not soon.
+    pub(super) fn let_go_of_bell(&self) {
+        let _ = self.bell_of.compare_exchange(this_thread(), 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// Whether one has the bell, who sleeps, or is about to, or comes back from that at this moment.
     pub(super) fn bell_is_taken(&self) -> bool {
-        self.bell_is_taken.load(Ordering::SeqCst)
+        self.bell_of.load(Ordering::SeqCst) != 0
     }
 
     /// Wakes those that anything may concern.
@@ -173,10 +190,11 @@ impl Sleepers {
         }
     }
 
-    /// Wakes one.
+    /// Wakes another than this thread, and if it may be one that the driver does not hold up.
     pub(super) fn wake_one(&self) {
-        let asleep = lock(&self.asleep);
-        if let Some(sleeper) = asleep.any.first().or(asleep.by_mail.first()) {
+        let (asleep, own) = (lock(&self.asleep), this_thread());
+        let all = || asleep.any.iter().chain(&asleep.by_mail).filter(|sleeper| sleeper.thread != own);
+        if let Some(sleeper) = all().find(|sleeper| !sleeper.asks_driver).or(all().next()) {
             sleeper.wake();
         }
     }
@@ -210,11 +228,24 @@ impl Drop for Lying<'_> {
     }
 }
 
-/// The bell is one thread's until this is dropped.
-pub(super) struct Taken<'a>(&'a AtomicBool);
+/// The bell is this thread's until this is dropped, or the thread has let go of it.
+pub(super) struct Taken<'a>(&'a Sleepers);
+
+impl Taken<'_> {
+    /// Whether it still has it.
+    pub(super) fn holds(&self) -> bool {
+        self.0.bell_of.load(Ordering::SeqCst) == this_thread()
+    }
+}
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.0.let_go_of_bell();
     }
+}
+
+/// A number that no other thread has which is there now; not 0.
+fn this_thread() -> usize {
+    thread_local!(static PLACE: u8 = const { 0 });
+    PLACE.with(|place| std::ptr::from_ref(place).addr())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::sleepers::Sleeper;
+use super::sleepers::{Sleeper, Taken};
 use super::{Endpoint, Through};
 use crate::deadline::Deadline;
 use crate::sys;
@@ -163,13 +163,13 @@ impl Endpoint {
                     poll(None);
                     break;
                 }
-                let sleeper = sleeper.get_or_insert_with(|| Sleeper::new(bell));
+                let sleeper = sleeper.get_or_insert_with(|| Sleeper::new(bell, through == Through::Device));
                 has_slept = true;
                 if self.sleep(sleeper, deadline, through, poll) {
                     break;
                 }
                 if through == Through::Device {
-                    // The driver may hold it up now.
+                    // The driver may hold it up from here on.
                     self.leave_bell();
                     has_slept = false;
                 }
@@ -250,12 +250,14 @@ impl Endpoint {
         poll: &mut Poll<'_>,
     ) -> bool {
         let bell = self.bell.get().expect("set by `new`");
+        let on_device = through == Through::Device;
         // Before the bell is found taken: whoever has it looks afterwards for one who sleeps. And before what
         // is looked at for the nap: see `remind_sleepers`.
         let lying = self.sleepers.lie_down(sleeper);
-        let nap = deadline.remaining_capped(self.nap(through == Through::Device));
+        let nap = deadline.remaining_capped(self.nap(on_device));
         self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
-        let taken = self.sleepers.take_bell(sleeper);
+        // The driver may hold up the last look at a device: with the bell nobody would hear what rings.
+        let mut taken = if on_device { None } else { self.sleepers.take_bell(sleeper) };
         // Also where another has the bell, who may not have come to this: that one looks at messages, but not
         // at shared memory that only this thread waits for, and a peer that writes there now has to ring.
         bell.prepare_park();
@@ -264,13 +266,25 @@ impl Endpoint {
         drop(parking);
         // That may have found when to look again.
         let nap = self.look_at().remaining_capped(nap);
+        let mut waits = look == Look::Waits;
+        if on_device && waits && !self.sleepers.bell_is_taken() {
+            waits = !self.progress_parking(through);
+            taken = self.sleepers.take_bell(sleeper);
+            bell.prepare_park();
+        }
         let has_bell = taken.is_some();
-        if !has_bell {
-            if look == Look::Waits {
-                sleeper.sleep(nap);
+        if has_bell && waits {
+            let asked = if on_device { Through::Messages } else { through };
+            waits = !self.progress_parking(asked) && !sleeper.is_woken();
+        }
+        // A callback may have been called meanwhile, for which it let go of it.
+        let holds = taken.as_ref().is_some_and(Taken::holds);
+        if !waits || holds != has_bell {
+            if holds {
+                bell.cancel_park();
             }
-        } else if look != Look::Waits || self.progress_parking(through) || sleeper.is_woken() {
-            bell.cancel_park();
+        } else if !has_bell {
+            sleeper.sleep(nap);
         } else {
             let mut events = Vec::new();
             if let Err(error) = bell.park(Some(nap), &mut events) {
@@ -326,9 +340,10 @@ impl Endpoint {
         self.see_out();
     }
 
-    /// This thread may have had the bell, or have been woken to take it, and does not look on, or not soon:
-    /// another who sleeps takes it, if any does and none has it.
+    /// This thread may have the bell, have had it, or have been woken to take it, and does not look on, or not
+    /// soon: another who sleeps takes it, if any does and none has it.
     pub(in crate::engine) fn leave_bell(&self) {
+        self.sleepers.let_go_of_bell();
         if !self.sleepers.bell_is_taken() {
             self.sleepers.wake_one();
         }

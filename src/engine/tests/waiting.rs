@@ -1,7 +1,7 @@
 //! No wake-up is lost, whoever else looks at the endpoint at that moment.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::losing::{receive_any, unlinked_of};
@@ -267,6 +267,65 @@ fn the_bell_is_passed_on_by_who_is_woken_to_take_it_and_leaves() {
         is_taken
     });
     assert!(is_taken, "nobody has the bell");
+}
+
+/// A thread that is about to sleep with the bell has a work end in its last look, whose callback takes as long as
+/// it likes. Whether another's message comes in time beside that; `None` if it was that other one in whose look
+/// the work has ended.
+fn comes_beside_a_callback_in_the_last_look() -> Option<bool> {
+    let groups = linked_pair(true);
+    let endpoint = groups[1].endpoint();
+    let mut came = [0; 8];
+    let called = receive(&groups[1], 5, &mut came);
+    let (last_is, called_back) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let goes_on = Arc::new(AtomicBool::new(false));
+    let (not_in, calls_back, ends) = (last_is.clone(), called_back.clone(), goes_on.clone());
+    called.on_complete(Box::new(move |_| {
+        let is_last = Some(&std::thread::current().id()) == not_in.get();
+        calls_back.set(is_last).expect("it is called once");
+        assert!(is_last || comes_true(|| ends.load(Ordering::SeqCst)));
+    }));
+    let phase = &AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let groups = &groups;
+        scope.spawn(move || {
+            endpoint.wait(Deadline::NEVER, Through::Messages, || match phase.load(Ordering::SeqCst) {
+                1 if endpoint.is_parking() => {
+                    phase.store(2, Ordering::SeqCst);
+                    done(&send(&groups[0], 5, &[1; 8]));
+                    None
+                }
+                3 => Some(()),
+                _ => None,
+            })
+        });
+        assert!(comes_true(|| endpoint.asleep() == 1 && endpoint.bell_is_taken()));
+        let last = scope.spawn(|| in_call(&groups[1], 9, Deadline::after(4 * LOST)));
+        last_is.set(last.thread().id()).expect("it is set once");
+        assert!(comes_true(|| endpoint.asleep() == 2));
+        phase.store(1, Ordering::SeqCst);
+        endpoint.wake_any();
+        assert!(comes_true(|| called_back.get().is_some()));
+        let beside = called_back.get() == Some(&false);
+        done(&send(&groups[0], 9, &[1; 8]));
+        // Less than the callback takes if nothing comes.
+        let end = Deadline::after(LOST / 2);
+        while !last.is_finished() && !end.expired() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let in_time = last.is_finished();
+        goes_on.store(true, Ordering::SeqCst);
+        phase.store(3, Ordering::SeqCst);
+        endpoint.wake();
+        assert!(last.join().expect("no panic"));
+        beside.then_some(in_time)
+    })
+}
+
+#[test]
+fn a_callback_in_the_last_look_before_sleep_keeps_no_other_from_its_message() {
+    let beside: Vec<bool> = (0..10).filter_map(|_| comes_beside_a_callback_in_the_last_look()).collect();
+    assert!(beside.iter().all(|in_time| *in_time), "it slept on: {beside:?}");
 }
 
 /// Threads that give up at the moment at which others have their messages.
