@@ -394,6 +394,19 @@ impl Endpoint {
         lock(&self.roster).dismiss(group);
     }
 
+    /// A group is gone. With the last one this goes, too, and maybe by a thread of the library that others rely
+    /// on: so what is still owed to peers is waited for before that, for a moment, until they have room for it.
+    pub(in crate::engine) fn await_last_words(&self) {
+        if process::is_relied_on() || lock(&self.roster).has_any() {
+            return;
+        }
+        let until = Deadline::after(OWED);
+        while self.owes() && !until.expired() {
+            self.messages().flush_all();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// This rank has left a group, of which it has made the calls before these `numbers`.
     pub(in crate::engine) fn note_left(&self, group: u64, numbers: Numbers, why: &Error) {
         lock(&self.roster).leave(group, numbers, why);
@@ -610,12 +623,7 @@ impl Drop for Endpoint {
             && let Some(registration) = self.registration.get()
         {
             let messages = self.messages.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let (until, end) = (Deadline::after(OWED), Deadline::after(OWED + LAST_WORDS / 2));
-            while !process::is_relied_on() && messages.owes() && !until.expired() {
-                messages.flush_all();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            registration.close_before(end, Box::new(messages.take_lanes()));
+            registration.close_before(Deadline::after(LAST_WORDS / 2), Box::new(messages.take_lanes()));
         }
     }
 }

@@ -543,6 +543,7 @@ impl Drop for Group {
             let untold = if is_told { Arc::default() } else { self.members.clone() };
             self.endpoint.messages().forget(self.id, untold, has_told);
             self.endpoint.see_out();
+            self.endpoint.await_last_words();
         }
     }
 }

@@ -69,6 +69,11 @@ impl Roster {
         self.ended.contains(&id)
     }
 
+    /// Whether there is any group.
+    pub(super) fn has_any(&self) -> bool {
+        !self.live.is_empty()
+    }
+
     /// All groups.
     pub(super) fn live(&self) -> Vec<Arc<Group>> {
         self.live.values().filter_map(Weak::upgrade).collect()
