@@ -3,13 +3,14 @@
 //! | launcher | recognised by | where the store is |
 //! |---|---|---|
 //! | `unisono-run`, or by hand | `UNISONO_RANK`, `UNISONO_SIZE` | `UNISONO_ID`: served by the launcher |
-//! | torchrun | `RANK`, `WORLD_SIZE` | rank 0 serves at `MASTER_ADDR`, port `UNISONO_PORT` or `MASTER_PORT` + 1 |
+//! | torchrun | `RANK`, `WORLD_SIZE` | rank 0 serves at `MASTER_ADDR`, port `UNISONO_PORT` or `MASTER_PORT` + 2 |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK` | one host: a directory; more: as for torchrun |
 //! | MPICH | `PMI_RANK` | the same |
 //! | srun | `SLURM_PROCID` | the same; without `MASTER_ADDR` the first host of the step, and a port made of the job's number |
 //!
-//! The first row that applies counts. PyTorch's own store may sit on `MASTER_PORT`, so ours is one above it
-//! (one below 65535). `UNISONO_STORE` (`file:/directory` or `tcp://host:port`) goes before all of this. A job
+//! The first row that applies counts. PyTorch's own store may sit on `MASTER_PORT`, so ours is two above it
+//! (two below where that ends): of the ports that Linux chooses, who listens gets odd ones and who connects
+//! even ones, so a launcher's free port has those of others' connections beside it. `UNISONO_STORE` (`file:/directory` or `tcp://host:port`) goes before all of this. A job
 //! of one rank needs no store.
 
 #![forbid(unsafe_code)]
@@ -390,12 +391,12 @@ impl Environment<'_> {
         Ok(How::Rank0 { host, port: self.port("UNISONO_PORT")?.unwrap_or(derived) })
     }
 
-    /// Where rank 0 is, in the variables of PyTorch, and the port beside its own.
+    /// Where rank 0 is, in the variables of PyTorch, and the next port of the kind that its own is of.
     fn master(&self) -> Result<Option<(String, u16)>> {
         let Some(host) = self.text("MASTER_ADDR") else { return Ok(None) };
         let port = match (self.port("UNISONO_PORT")?, self.port("MASTER_PORT")?) {
             (Some(port), _) => port,
-            (None, Some(port)) => port.checked_add(1).unwrap_or(port - 1),
+            (None, Some(port)) => port.checked_add(2).unwrap_or(port - 2),
             (None, None) => fail!(
                 InvalidUsage,
                 "MASTER_ADDR is '{host}' but neither MASTER_PORT nor UNISONO_PORT is set; set one of them"

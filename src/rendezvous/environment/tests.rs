@@ -99,12 +99,14 @@ fn unisono_run() {
 
 #[test]
 fn torchrun() {
-    expect(TORCHRUN, Launcher::Torchrun, [3, 8, 1, 2], &rank0("node0", 29501));
+    expect(TORCHRUN, Launcher::Torchrun, [3, 8, 1, 2], &rank0("node0", 29502));
     expect(&with(TORCHRUN, &[("UNISONO_PORT", "7")]), Launcher::Torchrun, [3, 8, 1, 2], &rank0("node0", 7));
-    let last = with(TORCHRUN, &[("MASTER_PORT", "65535")]);
-    expect(&last, Launcher::Torchrun, [3, 8, 1, 2], &rank0("node0", 65534));
+    for (port, ours) in [("65533", 65535), ("65534", 65532), ("65535", 65533)] {
+        let last = with(TORCHRUN, &[("MASTER_PORT", port)]);
+        expect(&last, Launcher::Torchrun, [3, 8, 1, 2], &rank0("node0", ours));
+    }
     // torchrun under srun or mpirun.
-    expect(&with(SLURM, TORCHRUN), Launcher::Torchrun, [3, 8, 1, 2], &rank0("node0", 29501));
+    expect(&with(SLURM, TORCHRUN), Launcher::Torchrun, [3, 8, 1, 2], &rank0("node0", 29502));
 }
 
 #[test]
@@ -119,7 +121,7 @@ fn open_mpi() {
         "{text}"
     );
     let master = with(&hosts, &[("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "400")]);
-    expect(&master, Launcher::OpenMpi, [1, 4, 1, 2], &rank0("10.0.0.1", 401));
+    expect(&master, Launcher::OpenMpi, [1, 4, 1, 2], &rank0("10.0.0.1", 402));
 }
 
 #[test]
