@@ -45,11 +45,16 @@ pub struct Limits {
     pub incomplete: usize,
 }
 
+/// The most strangers that a server has by default,
+const STRANGERS: usize = 1024;
+/// and their most part of the descriptors of this process, whose program has to go on whoever connects.
+const STRANGERS_PART: usize = 8;
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections: 70_000,
-            strangers: 1024,
+            strangers: (process::most_open_files() / STRANGERS_PART).clamp(1, STRANGERS),
             greeting: Duration::from_secs(10),
             stored: 1 << 30,
             incomplete: 256 << 20,

@@ -29,7 +29,7 @@ impl Door {
         Some(self.shut.get_or_insert_with(Instant::now).elapsed())
     }
 
-    /// All who waited have been accepted.
+    /// All who waited have been accepted, or somebody can be now.
     pub fn opens(&mut self) {
         self.shut = None;
     }

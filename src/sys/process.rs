@@ -85,6 +85,16 @@ impl Drop for CpuBinding {
     }
 }
 
+/// How many files this process may have open, unless it raises its limit.
+pub fn most_open_files() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills `limit`, which is as large as it needs.
+    match unsafe { syscall!(getrlimit(libc::RLIMIT_NOFILE, &mut limit)) } {
+        Ok(_) => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        Err(_) => usize::MAX,
+    }
+}
+
 /// A text that the kernel made at boot: the same for all processes of this host, containers included.
 pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())

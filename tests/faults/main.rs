@@ -49,6 +49,7 @@ fn rank() {
         ("descriptors", surroundings::descriptors),
         ("descriptors for links", surroundings::descriptors_for_links),
         ("descriptors in the meeting", surroundings::descriptors_in_the_meeting),
+        ("crowd at the store", surroundings::crowd_at_the_store),
         ("short files", surroundings::short_files),
         ("little address space", surroundings::little_address_space),
         ("memory for messages", surroundings::memory_for_messages),

@@ -1,5 +1,6 @@
 //! Processes without descriptors or memory, and forks.
 
+use std::net::TcpStream;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use unisono::communicator::{Call, Context, Options, Rendezvous};
 use unisono::deadline::Deadline;
 use unisono::error::Status;
 use unisono::rendezvous::id::UniqueId;
+use unisono::rendezvous::store::Store;
 
 // ---- no descriptors left
 
@@ -170,6 +172,68 @@ fn ranks_without_descriptors_for_a_meeting_end_it_for_all() {
         }
         job.all_end_well(&[0, 1, 2]);
     }
+}
+
+/// How many files rank 0 may have open beside a crowd.
+const FEW: u64 = 256;
+
+/// Rank 0 serves an id. Rank 1 brings a crowd that connects there and says nothing.
+pub(crate) fn crowd_at_the_store(seat: &Seat) {
+    let Rendezvous::Store(store) = seat.options("").rendezvous else { unreachable!("a seat has a store") };
+    let soon = Deadline::after(2 * PATIENCE);
+    let (mut served, mut crowd) = (None, Vec::new());
+    if seat.rank == 0 {
+        limit_descriptors(Some(FEW));
+        let (id, server) = UniqueId::create(Some("127.0.0.1")).expect("an id");
+        let own = id.connect(soon).expect("it serves");
+        let address = server.local_address().to_string();
+        served = Some(server);
+        store.set("address", address.as_bytes(), soon).expect("rank 1 reads it");
+        store.set("id", &id.to_bytes(), soon).expect("rank 1 reads it");
+        store.get("crowd", soon).expect("there is one");
+        report(format_args!("has {}", std::fs::read_dir("/proc/self/fd").expect("the descriptors").count()));
+        limit_descriptors(Some(limit_for(0)));
+        own.set("none left", &[], soon).expect("its connection is there");
+        own.get("through", soon).expect("rank 1 gets through");
+        let shut = own.shut();
+        limit_descriptors(Some(FEW));
+        report(format_args!("is shut: {shut:?}"));
+    } else {
+        limit_descriptors(None);
+        let address = store.get("address", soon).expect("rank 0 serves");
+        let address = String::from_utf8(address).expect("an address");
+        let mut connect = |count| {
+            crowd.extend((0..count).map(|_| TcpStream::connect(&address).expect("the kernel accepts")));
+        };
+        let id = store.get("id", soon).expect("rank 0 has made one");
+        let id = UniqueId::parse(&id.try_into().expect("an id")).expect("an id");
+        let client = id.connect(soon).expect("rank 0 serves");
+        connect(300);
+        // The last: no later stranger takes its place.
+        id.connect(soon).expect("it gets through").set("among them", &[], soon).expect("it is there");
+        store.set("crowd", &[], soon).expect("rank 0 waits");
+        client.get("none left", soon).expect("rank 0 says so");
+        connect(500);
+        let through = id.connect(soon).and_then(|store| store.set("through", &[], soon));
+        through.expect("rank 0 gives strangers' descriptors to those who come");
+    }
+    let id = store.get("id", soon).expect("rank 0 has made one");
+    let rendezvous = Rendezvous::Id(id.try_into().expect("an id"));
+    let context = Context::create(Options { rendezvous, ..seat.options("") }).expect("the ranks meet");
+    sum(&context, &mut [1.0; 10]);
+    barrier(&context);
+    drop((served, crowd));
+    report("done");
+}
+
+#[test]
+fn strangers_do_not_take_the_descriptors_of_who_serves_a_store() {
+    let mut job = Job::start("crowd at the store", 2, "shm");
+    let has: u64 = job.await_all(&[0], "has")[0].line.parse().expect("a number");
+    assert!(has < FEW / 2, "{has} of {FEW}");
+    assert_eq!(job.await_all(&[0], "is shut: ")[0].line, "None");
+    job.await_all(&[0, 1], "done");
+    job.all_end_well(&[0, 1]);
 }
 
 // ---- no room for shared memory

@@ -142,13 +142,20 @@ impl Server {
                     // Where nobody waits, who was accepted last must not have to go.
                     let Some(waited) = self.door.refuses(self.listener.as_fd()) else { return };
                     log::warn!("tcp store: accept: {cause}");
+                    if !self.strangers.is_empty() {
+                        // Several, so that some of those who come next stay for longer than a moment.
+                        for _ in 0..self.strangers.len().div_ceil(2) {
+                            self.drop_oldest_stranger();
+                        }
+                        self.door.opens();
+                        continue;
+                    }
                     if waited >= LONG {
                         let place =
                             self.listener.local_addr().map_or_else(|_| "?".into(), |at| at.to_string());
                         let why = format!("the tcp store on {place} cannot accept connections: {cause}");
                         *SHUT.write() = Some(Shut { instance: self.instance, at: Instant::now(), why });
                     }
-                    self.drop_oldest_stranger();
                     self.listen_for(NOTHING);
                     self.timers.insert((Instant::now() + ACCEPT_REST, LISTENER));
                     return;
