@@ -17,7 +17,8 @@ use super::tcp_server;
 use super::tcp_wire::{self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
-use crate::sys::{fork, random};
+use crate::sys::fork::{self, Unshared};
+use crate::sys::random;
 
 /// How long one address may take to accept and to greet before the next is tried. A host that drops packets
 /// must not use up the time of the others.
@@ -70,13 +71,13 @@ struct Shared {
 
 /// One connection.
 struct Line {
-    stream: TcpStream,
+    stream: Unshared<TcpStream>,
     /// The server has a will by it.
     has_will: bool,
 }
 
 impl Line {
-    fn new(stream: TcpStream) -> Line {
+    fn new(stream: Unshared<TcpStream>) -> Line {
         Line { stream, has_will: false }
     }
 }
@@ -270,7 +271,7 @@ impl TcpStore {
         };
         let head = RequestHead { operation, key: key.len(), body: body.len() };
         let mut words = Vec::new();
-        let exchanged = exchange(&mut line.stream, head, key, body, &mut words, patience);
+        let exchanged = exchange(&line.stream, head, key, body, &mut words, patience);
         if !words.is_empty() {
             self.shared().words = words;
         }
@@ -294,7 +295,7 @@ impl TcpStore {
     }
 
     /// One more connection to the same server.
-    fn another(&self, deadline: Deadline) -> Result<TcpStream> {
+    fn another(&self, deadline: Deadline) -> Result<Unshared<TcpStream>> {
         let since = Instant::now();
         let mut pause = Duration::from_millis(2);
         let deadline = deadline.min(Deadline::after(ANSWER));
@@ -527,18 +528,19 @@ fn dial(
     key: Option<&SecretKey>,
     instance: Option<[u8; 16]>,
     deadline: Deadline,
-) -> std::result::Result<(TcpStream, [u8; 16]), Refusal> {
+) -> std::result::Result<(Unshared<TcpStream>, [u8; 16]), Refusal> {
     // At the end of the time, one short try is still made: a caller with no time left learns what is wrong.
     let patience = deadline.remaining_capped(ONE_TRY).max(Duration::from_millis(20));
     let deadline = Deadline::after(patience);
-    let stream = TcpStream::connect_timeout(&address, patience)?;
+    // A forked child that kept it would keep the server from seeing that this process has gone.
+    let stream = Unshared::new(TcpStream::connect_timeout(&address, patience)?);
     // A connect to a free port of this host may, by chance, pick the same port as its own end: that is
     // nobody.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
     }
     tcp_server::prepare(&stream)?;
-    SockRef::from(&stream).set_tcp_user_timeout(Some(SILENCE))?;
+    SockRef::from(&*stream).set_tcp_user_timeout(Some(SILENCE))?;
     let mut timed = Timed { stream: &stream, deadline };
     let mut bytes = [0; wire::SERVER_HELLO];
     timed.read_exact(&mut bytes).map_err(|cause| greeting(cause, "no greeting"))?;
@@ -602,7 +604,7 @@ fn greeting(cause: io::Error, what: &str) -> io::Error {
 }
 
 fn exchange(
-    stream: &mut TcpStream,
+    stream: &TcpStream,
     head: RequestHead,
     key: &str,
     body: &[u8],

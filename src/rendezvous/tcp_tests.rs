@@ -76,7 +76,7 @@ fn a_host_that_is_gone_is_noticed_while_a_request_is_on_its_way() {
     let store = client(&server, None);
     // Probes are for connections on which nothing is on its way. This can only be asked for: no host is lost
     // here.
-    let limit = SockRef::from(&store.shared().idle[0].stream).tcp_user_timeout().unwrap();
+    let limit = SockRef::from(&*store.shared().idle[0].stream).tcp_user_timeout().unwrap();
     assert!(limit.is_some_and(|limit| limit <= ANSWER), "{limit:?}");
 }
 
@@ -347,16 +347,16 @@ fn a_slow_reader_and_a_vanished_waiter_disturb_nobody() {
     let server = ServerHandle::start(loopback(), None).unwrap();
     let store = client(&server, None);
     store.set("large", &vec![1; wire::MAX_VALUE], soon()).unwrap();
-    let mut slow = dial(server.address(), None, None, soon()).ok().unwrap().0;
+    let slow = dial(server.address(), None, None, soon()).ok().unwrap().0;
     let head = RequestHead { operation: Operation::TryGet, key: 5, body: 0 };
     let request = [&head.bytes()[..], b"large"].concat();
     // Several requests at once, none of whose answers is read.
-    slow.write_all(&request.repeat(8)).unwrap();
-    let mut waiter = dial(server.address(), None, None, soon()).ok().unwrap().0;
+    (&*slow).write_all(&request.repeat(8)).unwrap();
+    let waiter = dial(server.address(), None, None, soon()).ok().unwrap().0;
     let head = RequestHead { operation: Operation::Get, key: 5, body: 8 };
-    waiter.write_all(&[&head.bytes()[..], b"later", &u64::MAX.to_le_bytes()].concat()).unwrap();
+    (&*waiter).write_all(&[&head.bytes()[..], b"later", &u64::MAX.to_le_bytes()].concat()).unwrap();
     waiter.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(waiter.read(&mut [0; 1]).unwrap(), 0);
+    assert_eq!((&*waiter).read(&mut [0; 1]).unwrap(), 0);
     store.set("later", b"x", soon()).unwrap();
     assert_eq!(store.get("later", soon()).unwrap(), b"x");
     drop(slow);
@@ -385,11 +385,11 @@ fn a_full_server_says_so_and_limits_what_it_keeps() {
 fn long_values_that_come_at_once_wait_for_each_other() {
     let limits = Limits { incomplete: wire::MAX_VALUE + wire::MAX_VALUE / 4, ..Limits::default() };
     let server = ServerHandle::start_with(loopback(), None, limits).unwrap();
-    let mut half = dial(server.address(), None, None, soon()).ok().unwrap().0;
+    let half = dial(server.address(), None, None, soon()).ok().unwrap().0;
     let head = RequestHead { operation: Operation::Set, key: 4, body: wire::MAX_VALUE };
     let request = [&head.bytes()[..], b"half", &vec![1; wire::MAX_VALUE]].concat();
     let (first, rest) = request.split_at(wire::MAX_VALUE / 2);
-    half.write_all(first).unwrap();
+    (&*half).write_all(first).unwrap();
     std::thread::scope(|scope| {
         let others: Vec<_> = (0..3)
             .map(|number| {
@@ -403,10 +403,10 @@ fn long_values_that_come_at_once_wait_for_each_other() {
             store.set("short", &vec![3; number], soon()).unwrap();
         }
         // One that waits and goes leaves its place to others.
-        let mut gone = dial(server.address(), None, None, soon()).ok().unwrap().0;
-        gone.write_all(&request[..100_000]).unwrap();
+        let gone = dial(server.address(), None, None, soon()).ok().unwrap().0;
+        (&*gone).write_all(&request[..100_000]).unwrap();
         drop(gone);
-        half.write_all(rest).unwrap();
+        (&*half).write_all(rest).unwrap();
         for other in others {
             other.join().unwrap().unwrap();
         }
@@ -566,4 +566,15 @@ fn a_client_that_gives_up_a_connection_has_not_gone() {
     assert_eq!(looks.get("key", soon_over).unwrap_err().status(), Status::Timeout);
     drop(stays);
     assert!(looks.get("key", soon()).unwrap().is_empty());
+}
+
+#[test]
+fn a_client_whose_process_ends_has_gone_though_a_child_of_it_lives() {
+    let server = ServerHandle::start(loopback(), None).unwrap();
+    let [looks, goes] = [(); 2].map(|()| client(&server, None));
+    goes.will("key", REFUSAL, b"gone", soon()).unwrap();
+    fork::tests::beside_a_child(|| {
+        drop(goes);
+        assert_eq!(looks.get(REFUSAL, soon()).unwrap(), b"gone");
+    });
 }

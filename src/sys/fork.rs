@@ -117,10 +117,18 @@ pub(crate) mod tests {
         ended == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
     }
 
-    #[test]
-    fn a_child_does_not_keep_unshared_descriptors() {
-        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
-        let near = Unshared::new(near);
+    /// Does `work` while a child lives that was forked before it.
+    pub(crate) fn beside_a_child(work: impl FnOnce()) {
+        struct Child(libc::pid_t);
+        impl Drop for Child {
+            fn drop(&mut self) {
+                // SAFETY: ends and reaps a child of ours.
+                unsafe {
+                    libc::kill(self.0, libc::SIGKILL);
+                    libc::waitpid(self.0, std::ptr::null_mut(), 0);
+                }
+            }
+        }
         // SAFETY: the child only pauses until it is killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -129,17 +137,21 @@ pub(crate) mod tests {
                 unsafe { libc::pause() };
             }
         }
-        assert!(child > 0);
-        drop(near);
-        // Without the care, the child's copy would keep the stream open, and this would wait for ever.
-        far.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
-        let end = std::io::Read::read(&mut far, &mut [0; 1]);
-        // SAFETY: ends and reaps a child of ours.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
-        assert_eq!(end.unwrap(), 0);
+        assert!(child > 0, "a fork");
+        let _child = Child(child);
+        work();
+    }
+
+    #[test]
+    fn a_child_does_not_keep_unshared_descriptors() {
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let near = Unshared::new(near);
+        beside_a_child(|| {
+            drop(near);
+            // Without the care, the child's copy would keep the stream open, and this would wait for ever.
+            far.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+            assert_eq!(std::io::Read::read(&mut far, &mut [0; 1]).unwrap(), 0);
+        });
     }
 
     #[test]
