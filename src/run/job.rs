@@ -327,10 +327,7 @@ impl Job {
                 }
                 Ok(())
             }
-            Phase::Emptying(until) if until.expired() => {
-                self.drop_output();
-                Ok(())
-            }
+            Phase::Emptying(until) if until.expired() => self.drop_output(),
             _ => Ok(()),
         }
     }
@@ -505,25 +502,38 @@ impl Job {
             Phase::Aftermath(_) | Phase::Emptying(_) => {
                 self.signal_all(libc::SIGKILL)?;
                 self.empty();
-                self.drop_output();
+                if before.is_some() {
+                    self.drop_output()?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Shows what is left. Where the job was to end, a reader that rests for as long as the ranks could is
+    /// Shows what is left. From when the job is to end, a reader that rests for as long as the ranks could is
     /// not waited for.
     fn empty(&mut self) {
-        let ended = self.timed_out || self.asked.is_some();
-        self.phase = Phase::Emptying(if ended { Deadline::after(self.grace) } else { Deadline::NEVER });
+        let now = Deadline::at(Instant::now());
+        let to_end = if self.asked.is_some() || self.timeout.expired() { now } else { self.timeout };
+        self.phase = Phase::Emptying(to_end.postponed(self.grace));
     }
 
     /// Shows nothing more: output that nobody reads must not keep the launcher from ending.
-    fn drop_output(&mut self) {
-        for rank in &mut self.ranks {
-            rank.pipes = [None, None];
+    fn drop_output(&mut self) -> Result<(), Trouble> {
+        for rank in 0..self.ranks.len() {
+            self.catch_up(rank)?;
+            (0..2).for_each(|stream| self.close(rank, stream));
         }
-        self.sinks.iter_mut().for_each(Sink::give_up);
+        let is_lost = self.sinks.iter().any(Sink::wants_to_write);
+        self.lost_output |= is_lost;
+        self.sinks[0].give_up();
+        if is_lost {
+            self.say("dropping what the ranks wrote and nobody has read");
+            // Where that is not read either, nothing can be said.
+            let _ = self.sinks[1].write();
+        }
+        self.sinks[1].give_up();
+        Ok(())
     }
 
     /// Tells all that they should end.

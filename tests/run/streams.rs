@@ -1,11 +1,11 @@
 //! What ranks read and write, and readers that stop or leave.
 
 use std::ffi::CStr;
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
 use std::time::Duration;
 use std::{fs, thread};
 
@@ -106,6 +106,58 @@ fn a_reader_that_has_stopped_does_not_stop_a_launcher_whose_outputs_are_one_pipe
         thread::sleep(Duration::from_millis(100));
         launcher.child.try_wait().unwrap().is_some()
     });
+}
+
+/// More than a pipe takes, and less than ranks have to wait for.
+const MUCH: usize = 800_000;
+
+/// A launcher whose one rank has written that much and ended, its standard error, and what has been read there.
+fn with_much_to_read(options: &[&str]) -> (Launcher, BufReader<ChildStderr>, String) {
+    let script = format!("echo $$ >&2; head -c {MUCH} /dev/zero");
+    let arguments = [&["-n", "1", "--no-prefix"], options, &["--", "sh", "-c", &script]].concat();
+    let mut launcher = Launcher::start(&arguments);
+    let mut stderr = BufReader::new(launcher.child.stderr.take().unwrap());
+    let mut said = String::new();
+    stderr.read_line(&mut said).unwrap();
+    until("the rank has ended", || gone(said.trim()));
+    (launcher, stderr, said)
+}
+
+#[test]
+fn a_reader_that_rests_when_the_time_is_up_is_waited_for_no_longer_than_ranks() {
+    let (mut launcher, mut stderr, mut said) = with_much_to_read(&["--timeout", "3", "--grace", "0.2"]);
+    let status = launcher.wait();
+    stderr.read_to_string(&mut said).unwrap();
+    // A rank that was slower has been ended.
+    if !said.contains("the time is up") {
+        assert!(said.contains("nobody has read"), "{said}");
+        assert_eq!(status.code(), Some(125), "{said}");
+    }
+}
+
+#[test]
+fn a_signal_leaves_what_ended_ranks_have_written_to_who_reads_it() {
+    let (mut launcher, ..) = with_much_to_read(&["--grace", "1000"]);
+    // To notice the end. A launcher that is slower is told to end before, and the test shows less.
+    thread::sleep(Duration::from_millis(300));
+    launcher.signal(libc::SIGTERM);
+    let mut shown = Vec::new();
+    launcher.stdout().read_to_end(&mut shown).unwrap();
+    assert_eq!((shown.len(), launcher.wait().code()), (MUCH, Some(0)));
+}
+
+#[test]
+fn a_second_signal_drops_what_nobody_reads_and_that_is_no_success() {
+    let (mut launcher, mut stderr, mut said) = with_much_to_read(&["--grace", "1000"]);
+    until("the launcher ends", || {
+        launcher.signal(libc::SIGTERM);
+        // Not as if it were the same.
+        thread::sleep(Duration::from_millis(300));
+        launcher.child.try_wait().unwrap().is_some()
+    });
+    stderr.read_to_string(&mut said).unwrap();
+    assert!(said.contains("nobody has read"), "{said}");
+    assert_eq!(launcher.wait().code(), Some(125), "{said}");
 }
 
 #[test]
