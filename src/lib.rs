@@ -15,6 +15,9 @@ pub mod deadline;
 pub mod engine;
 pub mod error;
 pub mod logging;
+#[cfg(test)]
+#[path = "../tests/support/not_run.rs"]
+mod not_run;
 pub mod panics;
 pub mod reduce;
 pub mod rendezvous;

@@ -35,11 +35,11 @@ pub fn list() -> io::Result<Vec<InterfaceAddress>> {
         // SAFETY: `ifa_addr` is NULL or a socket address as long as its family says.
         let Some(address) = (unsafe { address(entry.ifa_addr) }) else { continue };
         // SAFETY: the name is terminated and valid until the list is freed.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        let label = unsafe { CStr::from_ptr(entry.ifa_name) };
         let has = |flag: i32| entry.ifa_flags & flag as u32 != 0;
         addresses.push(InterfaceAddress {
-            name: name.to_string_lossy().into_owned(),
-            // SAFETY: as above; the call only reads the name.
+            name: interface_of(&label.to_string_lossy()).to_owned(),
+            // SAFETY: as above; the call only reads the name, of which the kernel takes the interface's.
             index: unsafe { libc::if_nametoindex(entry.ifa_name) },
             address,
             up: has(libc::IFF_UP),
@@ -49,6 +49,12 @@ pub fn list() -> io::Result<Vec<InterfaceAddress>> {
     // SAFETY: `first` came from getifaddrs, and nothing refers to the list any more.
     unsafe { libc::freeifaddrs(first) };
     Ok(addresses)
+}
+
+/// The interface of an address that has this label: `eth0` of `eth0` and of `eth0:1`. An interface's own name
+/// has no colon.
+fn interface_of(label: &str) -> &str {
+    label.split_once(':').map_or(label, |(name, _)| name)
 }
 
 /// # Safety
@@ -76,12 +82,54 @@ unsafe fn address(raw: *const libc::sockaddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
     use super::*;
+    use crate::not_run::not_run;
+    use crate::sys::fork::tests::in_a_child;
 
     #[test]
     fn loopback_is_listed_as_such() {
         let list = list().unwrap();
         let lo = list.iter().find(|entry| entry.address == IpAddr::from([127, 0, 0, 1])).unwrap();
         assert!(lo.loopback && lo.up && lo.index > 0, "{lo:?}");
+    }
+
+    const LABELLED: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
+
+    /// Has this process be in a network of its own, where it may do as it likes.
+    fn enter_new_network() -> bool {
+        // SAFETY: takes no pointers.
+        unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) == 0 }
+    }
+
+    /// As `ip address add 10.1.2.3/8 dev lo label lo:1` does.
+    fn label_loopback() -> bool {
+        // SAFETY: both are plain bytes and numbers, for which zero is valid.
+        let (mut request, mut address): (libc::ifreq, libc::sockaddr_in) = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(b"lo:1") {
+            *to = *from as libc::c_char;
+        }
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_addr.s_addr = u32::from(LABELLED).to_be();
+        // SAFETY: a sockaddr_in is as long as the place for it.
+        unsafe { (&raw mut request.ifr_ifru).cast::<libc::sockaddr_in>().write_unaligned(address) };
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        // SAFETY: the kernel reads the request, which outlives the call.
+        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &request) == 0 }
+    }
+
+    #[test]
+    fn an_address_with_a_label_is_its_interfaces() {
+        if !in_a_child(enter_new_network) {
+            return not_run("an_address_with_a_label_is_its_interfaces", "no network of one's own");
+        }
+        assert!(in_a_child(|| {
+            let is_ours = |entry: &InterfaceAddress| {
+                entry.address == LABELLED && entry.name == "lo" && entry.index == 1
+            };
+            enter_new_network() && label_loopback() && list().is_ok_and(|list| list.iter().any(is_ours))
+        }));
     }
 }

@@ -7,12 +7,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use self::not_run::not_run;
 use super::*;
+use crate::not_run::not_run;
 use crate::sys::socket::{MAX_FDS, send};
-
-#[path = "../../../../tests/support/not_run.rs"]
-mod not_run;
 
 /// Starts this test program as another process that plays `role` as rank 1 towards `address`.
 fn spawn(role: &str, address: &PeerAddress) -> Child {
