@@ -27,6 +27,8 @@ const LONGEST_NAME: usize = 140;
 /// How long one process may hold the lock while `add` waits for it. It needs microseconds; seconds mean that
 /// it is stopped.
 const LONGEST_LOCK: Duration = Duration::from_secs(30);
+/// How often a file is looked for that is replaced each time.
+const MOST_LOOKS: u32 = 8;
 const LOCK: &str = ".lock";
 /// Bytes that whoever takes the lock writes into its file.
 const MARK: usize = 20;
@@ -84,11 +86,7 @@ impl FileStore {
 
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let path = self.path(key);
-        match fs::read(&path) {
-            Ok(value) => Ok(Some(value)),
-            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
-            Err(cause) => Err(self.refused("read", key, &path, cause)),
-        }
+        find(|| fs::read(&path)).map_err(|cause| self.refused("read", key, &path, cause))
     }
 
     /// Fills `new`, open at `temporary`, and makes it the value of `key`. On failure nothing of it stays.
@@ -214,6 +212,22 @@ impl Store for FileStore {
     }
 }
 
+/// What `look` finds in a file, if there is one. Where another host has put a new file in its place meanwhile,
+/// a network file system's handle of it is stale: then it looks again.
+pub(super) fn find<T>(mut look: impl FnMut() -> io::Result<T>) -> io::Result<Option<T>> {
+    let mut looks = 0;
+    loop {
+        looks += 1;
+        match look() {
+            Ok(found) => return Ok(Some(found)),
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+            // Of a directory that is gone from its server all are stale.
+            Err(cause) if cause.kind() == ErrorKind::StaleNetworkFileHandle && looks < MOST_LOOKS => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+}
+
 /// Who seems to hold a lock that others wait for, and since when.
 struct Holder {
     mark: [u8; MARK],
@@ -324,6 +338,17 @@ mod tests {
             .filter(|name| name.starts_with('.') && name != LOCK)
             .collect();
         assert!(left.is_empty(), "temporary files stay: {left:?}");
+    }
+
+    /// There is no network file system here; its answers are given as they would be.
+    #[test]
+    fn a_file_that_another_host_replaces_is_looked_for_again() {
+        let stale = || io::Error::from_raw_os_error(libc::ESTALE);
+        let mut answers = vec![Ok(7), Err(stale()), Err(stale())];
+        assert_eq!(find(|| answers.pop().unwrap()).unwrap(), Some(7));
+        let mut answers = vec![Err(ErrorKind::NotFound.into()), Err(stale())];
+        assert_eq!(find(|| answers.pop().unwrap()).unwrap(), None::<()>);
+        assert_eq!(find(|| Err::<(), _>(stale())).unwrap_err().raw_os_error(), Some(libc::ESTALE));
     }
 
     #[test]

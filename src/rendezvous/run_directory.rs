@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::file::{FileStore, Pause};
+use super::file::{self, FileStore, Pause};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::lock::{self, Lock};
@@ -231,21 +231,20 @@ fn withdraw(base: &Path, name: &str) -> io::Result<()> {
 
 /// The run that `leader` names, and whether its rank 0 lives.
 fn believed(base: &Path) -> io::Result<Option<(String, bool)>> {
-    let leader = match File::open(base.join(LEADER)) {
-        Ok(leader) => leader,
-        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(cause) => return Err(cause),
-    };
-    let mut name = String::new();
-    // A name has 20 bytes; whatever is longer is not one.
-    if (&leader).take(64).read_to_string(&mut name).is_err() {
-        return Ok(None);
-    }
-    let digits = name.strip_prefix(RUN).unwrap_or_default();
-    if digits.len() != 16 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Ok(None);
-    }
-    Ok(Some((name, lock::is_locked(&leader)?)))
+    let found = file::find(|| {
+        let leader = File::open(base.join(LEADER))?;
+        let mut name = String::new();
+        // A name has 20 bytes; whatever is longer is not one.
+        if (&leader).take(64).read_to_string(&mut name).is_err() {
+            return Ok(None);
+        }
+        let digits = name.strip_prefix(RUN).unwrap_or_default();
+        if digits.len() != 16 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Ok(None);
+        }
+        Ok(Some((name, lock::is_locked(&leader)?)))
+    })?;
+    Ok(found.flatten())
 }
 
 /// What a rank that looks for its seat finds.
