@@ -76,6 +76,7 @@ else()
       -D CMAKE_PREFIX_PATH=${WORK}/installed -D UNISONO_SOURCE=${SOURCE}
       -D UNISONO_CARGO_TARGET_DIR=${CARGO_TARGET} -D UNISONO_CARGO_PROFILE=${CARGO_PROFILE})
   run(${CMAKE_COMMAND} --build build)
+  run(${CMAKE_CTEST_COMMAND} --test-dir build --output-on-failure)
   run(build/app)
   run(build/app_static)
   run(build/app_nccl)
