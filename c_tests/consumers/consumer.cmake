@@ -74,7 +74,7 @@ elseif(KIND STREQUAL "folders")
 else()
   run(${CMAKE_COMMAND} -S ${here}/${KIND} -B build -G ${GENERATOR} -D CMAKE_C_COMPILER=${CC}
       -D CMAKE_PREFIX_PATH=${WORK}/installed -D UNISONO_SOURCE=${SOURCE}
-      -D UNISONO_CARGO_TARGET_DIR=${CARGO_TARGET} -D UNISONO_CARGO_PROFILE=${CARGO_PROFILE})
+      -D CARGO_TARGET=${CARGO_TARGET} -D CARGO_PROFILE=${CARGO_PROFILE})
   run(${CMAKE_COMMAND} --build build)
   run(${CMAKE_CTEST_COMMAND} --test-dir build --output-on-failure)
   run(build/app)
