@@ -11,7 +11,7 @@
 use std::fs;
 use std::mem;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -146,9 +146,12 @@ impl<K: Send + Sync> Store for Keeping<K> {
     }
 }
 
-fn join_directory(launch: &Launch, base: &std::path::Path, deadline: Deadline) -> Result<Joined> {
+fn join_directory(launch: &Launch, base: &Path, deadline: Deadline) -> Result<Joined> {
     let store: Arc<dyn Store> = if launch.rank == 0 {
-        let (store, leader) = directory::lead(base)?;
+        let (store, mut leader) = directory::lead(base)?;
+        if let How::Local { .. } = launch.store {
+            leader.own_base();
+        }
         Arc::new(Keeping { store: Arc::new(store), _kept: leader })
     } else {
         Arc::new(directory::follow(base, launch.rank, deadline)?)
@@ -467,6 +470,9 @@ fn stat(process: u32) -> Option<(u32, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::rendezvous::environment::Launcher;
     use crate::rendezvous::id::UniqueId;
@@ -528,8 +534,32 @@ mod tests {
     #[test]
     fn again_and_again_in_one_directory() {
         let scratch = Scratch::new();
-        joins(&How::File(scratch.path().join("runs")), 4);
-        assert!(!scratch.path().join("runs").exists());
+        let runs = scratch.path().join("runs");
+        joins(&How::File(runs.clone()), 4);
+        assert!(fs::read_dir(&runs).map_or(0, Iterator::count) == 0, "something is left");
+    }
+
+    /// The mode of what is at `base` after a run there, in `store`, if it was a directory of 0750 before.
+    fn after_a_run(store: &How, base: &Path) -> Option<u32> {
+        fs::create_dir(base).unwrap();
+        fs::set_permissions(base, Permissions::from_mode(0o750)).unwrap();
+        drop(connect(&launch(0, 2, store), soon()).unwrap());
+        fs::metadata(base).ok().map(|found| found.permissions().mode() & 0o7777)
+    }
+
+    #[test]
+    fn a_directory_that_somebody_made_for_a_run_stays_as_it_is() {
+        let scratch = Scratch::new();
+        let base = scratch.path().join("runs");
+        assert_eq!(after_a_run(&How::File(base.clone()), &base), Some(0o750));
+        assert_eq!(fs::read_dir(&base).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_for_the_runs_on_one_host_goes_whoever_made_it() {
+        let job = format!("left @/{}", std::process::id());
+        let base = directory::private_base(&local_job(&job, Launcher::Unisono.rank_variable())).unwrap();
+        assert_eq!(after_a_run(&How::Local { job }, &base), None);
     }
 
     #[test]

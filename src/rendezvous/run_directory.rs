@@ -34,6 +34,8 @@ pub(super) const FAILED: &str = "failed";
 pub(super) struct Leader {
     base: PathBuf,
     name: String,
+    /// Whether the base is to go, too, when nothing else is in it. Not one that somebody else made.
+    removes_base: bool,
     _lock: Lock,
     /// A forked child has a copy, and must not end its parent's run.
     process: u32,
@@ -49,8 +51,9 @@ pub(super) fn lead(base: &Path) -> Result<(FileStore, Leader)> {
         random::fill(&mut number)?;
         let name = format!("{RUN}{:016x}", u64::from_le_bytes(number));
         match try_lead(base, &name) {
-            Ok(lock) => {
-                let leader = Leader { base: base.to_owned(), name, _lock: lock, process: std::process::id() };
+            Ok((lock, removes_base)) => {
+                let process = std::process::id();
+                let leader = Leader { base: base.to_owned(), name, removes_base, _lock: lock, process };
                 let store = FileStore::open(base.join(&leader.name))?;
                 return Ok((store, leader));
             }
@@ -153,6 +156,13 @@ fn private_directory(directory: &Path) -> Result<()> {
     ))
 }
 
+impl Leader {
+    /// The base is unisono's own, whichever run made it.
+    pub(super) fn own_base(&mut self) {
+        self.removes_base = true;
+    }
+}
+
 impl Drop for Leader {
     fn drop(&mut self) {
         if std::process::id() != self.process {
@@ -163,13 +173,16 @@ impl Drop for Leader {
             let _ = withdraw(&self.base, &self.name);
         }
         remove(&self.base, &self.name);
-        // Fails while there is anything else in it, as it should.
-        let _ = fs::remove_dir(&self.base);
+        if self.removes_base {
+            // Fails while there is anything else in it, as it should.
+            let _ = fs::remove_dir(&self.base);
+        }
     }
 }
 
-fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
-    DirBuilder::new().recursive(true).mode(0o700).create(base)?;
+/// The run's lock, and whether the base was made for it.
+fn try_lead(base: &Path, name: &str) -> io::Result<(Lock, bool)> {
+    let made = make(base)?;
     DirBuilder::new().mode(0o700).create(base.join(name))?;
     let new = new_leader(base, name);
     let mut leader = File::options().create_new(true).write(true).mode(0o600).open(&new)?;
@@ -187,7 +200,21 @@ fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
         // Its rank 0 was killed and could not tidy up.
         remove(base, &old);
     }
-    Ok(lock)
+    Ok((lock, made))
+}
+
+/// Makes `base`, and what it is to be in, for this user alone where they are absent; whether `base` was.
+fn make(base: &Path) -> io::Result<bool> {
+    let mut directory = DirBuilder::new();
+    directory.mode(0o700);
+    if let Some(above) = base.parent() {
+        directory.recursive(true).create(above)?;
+    }
+    match directory.recursive(false).create(base) {
+        Ok(()) => Ok(true),
+        Err(_) if base.is_dir() => Ok(false),
+        Err(cause) => Err(cause),
+    }
 }
 
 /// Removes the directory of the run `name`. Ranks that have read that name may be about to take their seats,
@@ -276,7 +303,6 @@ fn take(base: &Path, name: &str, is_led: bool, rank: usize) -> io::Result<Seat> 
         Ok(_) => {
             // Who removes the run may have come past our seat already.
             let _ = fs::remove_dir_all(over(base, name));
-            let _ = fs::remove_dir(base);
             Ok(Seat::None)
         }
         Err(cause) if cause.kind() == ErrorKind::AlreadyExists && is_led => Ok(Seat::Taken),
