@@ -10,8 +10,8 @@
 //!
 //! The first row that applies counts. PyTorch's own store may sit on `MASTER_PORT`, so ours is two above it
 //! (two below where that ends): of the ports that Linux chooses, who listens gets odd ones and who connects
-//! even ones, so a launcher's free port has those of others' connections beside it. `UNISONO_STORE` (`file:/directory` or `tcp://host:port`) goes before all of this. A job
-//! of one rank needs no store.
+//! even ones, so a launcher's free port has those of others' connections beside it. `UNISONO_STORE`
+//! (`file:/directory` or `tcp://host:port`) goes before all of this. A job of one rank needs no store.
 
 #![forbid(unsafe_code)]
 
