@@ -370,6 +370,14 @@ pub trait MemoryCalls {
     unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize, stream: StreamHandle) -> Result<()>;
     /// Copies within a device.
     unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Result<()>;
+    /// In a capture: copies within pinned host memory. Outside of one the driver itself waits for the stream.
+    unsafe fn copy_on_host(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()>;
     /// Copies between two devices, each given with its context.
     unsafe fn copy_to_peer(
         &self,

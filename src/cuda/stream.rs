@@ -186,6 +186,16 @@ impl Stream {
         unsafe { self.devices.driver().copy_to_host(to, from, bytes, self.handle) }
     }
 
+    /// While it is captured: copies within pinned host memory.
+    ///
+    /// # Safety
+    /// As the type says.
+    pub unsafe fn copy_on_host(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.devices.driver().copy_on_host(to, from, bytes, self.handle) }
+    }
+
     /// Copies from its device to the same or another, directly where [`Devices::reaches`] has made that
     /// possible.
     ///

@@ -356,6 +356,25 @@ fn captures_are_seen_and_survive_what_the_library_does() {
 }
 
 #[test]
+fn a_graph_copies_pinned_memory_each_time() {
+    let devices = devices();
+    let stream = stream(0);
+    let [from, to] = [(); 2].map(|()| PinnedBuffer::new(&devices, 0, 4).expect("pinned memory"));
+    begin_capture(&stream);
+    // SAFETY: both outlive the graph.
+    unsafe { stream.copy_on_host(to.address(), from.address(), 4) }.expect("it is captured");
+    let graph = Graph::end_capture(&stream);
+    for round in 1..4u32 {
+        // SAFETY: four bytes; the stream is done with both.
+        unsafe { from.address().cast::<u32>().write_volatile(round) };
+        graph.launch(stream.handle());
+        stream.synchronize(soon()).expect("it is launched");
+        // SAFETY: as above.
+        assert_eq!(unsafe { to.address().cast::<u32>().read_volatile() }, round);
+    }
+}
+
+#[test]
 fn kernels_load_and_run() {
     let devices = devices();
     for device in 0..devices.count() {

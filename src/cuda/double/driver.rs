@@ -426,6 +426,24 @@ impl MemoryCalls for Double {
         self.push("cuMemcpyDtoDAsync", stream, Task::Copy { to, from, bytes })
     }
 
+    unsafe fn copy_on_host(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let mut machine = self.lock();
+        let queue = machine.queue_here("cuMemcpyAsync", stream)?;
+        if machine.capture_of(queue).is_none() {
+            machine
+                .complain("a copy within the host, for which the driver waits, outside of a capture".into());
+        }
+        drop(machine);
+        let (to, from) = ((to.expose_provenance() as u64, None), (from.expose_provenance() as u64, None));
+        self.push("cuMemcpyAsync", stream, Task::Copy { to, from, bytes })
+    }
+
     unsafe fn copy_to_peer(
         &self,
         to: (u64, ContextHandle),
