@@ -202,8 +202,11 @@ impl Devices {
             let _relaxed = self.relax()?;
             let _entered = self.enter(device)?;
             // SAFETY: a retained context.
-            unsafe { self.driver.enable_peer_access(other) }?;
-            Ok(true)
+            let refusal = unsafe { self.driver.enable_peer_access(other) }?;
+            if let Some(refusal) = &refusal {
+                log::warn!("GPU {device} does not reach GPU {peer}: {refusal}");
+            }
+            Ok(refusal.is_none())
         })
         .copied()
     }

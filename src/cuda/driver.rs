@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A context (`CUcontext`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -275,9 +275,9 @@ pub trait DeviceCalls {
     /// memory of the GPU with this [`DeviceCalls::device_uuid`], which this process may not see. So it is
     /// over NVLink, and in the device's own memory. Over PCIe they may come in parts.
     fn stores_lines_whole(&self, device: u32, peer: [u8; 16]) -> Result<bool>;
-    /// Lets the current context reach memory of `peer`. Doing it again changes nothing. May wait for the
-    /// devices.
-    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()>;
+    /// Lets the current context reach memory of `peer`. Doing it again changes nothing. `Some`: what the
+    /// driver has against it, for good; a device reaches a few others at most. May wait for the devices.
+    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<Option<Error>>;
     /// Whether streams of `device` can wait for values.
     fn can_wait_value(&self, device: u32) -> Result<bool>;
     /// How many queues of a device this process has. What a stream is given goes through one of them, which

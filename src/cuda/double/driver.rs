@@ -175,17 +175,22 @@ impl DeviceCalls for Double {
         Ok(!self.begin("cuDeviceGetP2PAttribute")?.splits_lines)
     }
 
-    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
+    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<Option<Error>> {
         let mut machine = self.begin_waiting("cuCtxEnablePeerAccess")?;
         let device = machine.device_here("cuCtxEnablePeerAccess")?;
         let pair = (device, device_of(peer));
+        let against = |name| Ok(Some(refuse("cuCtxEnablePeerAccess", name)));
         if machine.separated.contains(&pair) {
-            return Err(refuse("cuCtxEnablePeerAccess", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"));
+            return against("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED");
+        }
+        let peers = machine.reached.iter().filter(|(reaching, _)| *reaching == device).count();
+        if peers >= machine.most_peers {
+            return against("CUDA_ERROR_TOO_MANY_PEERS");
         }
         if !machine.reached.insert(pair) {
             machine.complain(format!("peer access of {pair:?} enabled twice"));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn queues(&self) -> usize {

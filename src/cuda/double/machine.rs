@@ -79,6 +79,8 @@ pub(super) struct Machine {
     /// Wide lines may arrive in parts at peers.
     pub(super) splits_lines: bool,
     pub(super) reached: HashSet<(u32, u32)>,
+    /// How many others each device reaches at most.
+    pub(super) most_peers: usize,
     pub(super) retained: HashMap<u32, usize>,
     pub(super) current: HashMap<ThreadId, Vec<ContextHandle>>,
     pub(super) modes: HashMap<ThreadId, CaptureMode>,
@@ -152,6 +154,7 @@ impl Machine {
             separated: HashSet::new(),
             splits_lines: false,
             reached: HashSet::new(),
+            most_peers: usize::MAX,
             retained: HashMap::new(),
             current: HashMap::new(),
             modes: HashMap::new(),

@@ -151,6 +151,11 @@ impl Double {
         self.lock().separated.extend([(a, b), (b, a)]);
     }
 
+    /// Each device may be let reach so many others and no more, which is not told before.
+    pub(crate) fn limit_peers(&self, most: usize) {
+        self.lock().most_peers = most;
+    }
+
     /// Its devices are linked by something else than NVLink.
     pub(crate) fn split_lines(&self) {
         self.lock().splits_lines = true;
