@@ -221,7 +221,10 @@ impl StreamCalls for Double {
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()> {
         let mut machine = self.begin("cuStreamDestroy")?;
         match machine.streams.remove(&stream) {
-            Some(_) => Ok(()),
+            Some(_) => {
+                machine.free_streams.push(stream);
+                Ok(())
+            }
             None => Err(refuse("cuStreamDestroy", "CUDA_ERROR_INVALID_HANDLE")),
         }
     }
@@ -235,15 +238,23 @@ impl StreamCalls for Double {
 
     unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {
         let mut machine = self.begin("cuStreamGetId")?;
-        Ok(match machine.queue_here("cuStreamGetId", stream) {
-            Ok(Queue::Legacy(device)) => u64::from(device),
-            Ok(Queue::PerThread(device, thread)) => {
+        // One of another device has an id, too.
+        let device = machine.device_here("cuStreamGetId")?;
+        let queue = machine.queue(stream, device);
+        if machine.capture_of(queue).is_some() {
+            return Err(refuse("cuStreamGetId", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"));
+        }
+        Ok(match queue {
+            Queue::Legacy(device) => u64::from(device),
+            Queue::PerThread(device, thread) => {
                 let mut hasher = DefaultHasher::new();
                 (device, thread).hash(&mut hasher);
                 hasher.finish() | 1 << 63
             }
-            // One of another device has an id, too.
-            _ => stream.0 as u64,
+            _ => match machine.streams.get(&stream) {
+                Some(stream) => stream.id,
+                None => return Err(refuse("cuStreamGetId", "CUDA_ERROR_INVALID_HANDLE")),
+            },
         })
     }
 
@@ -251,8 +262,14 @@ impl StreamCalls for Double {
         let (queue, next) = {
             let mut machine = self.begin_unsafe("cuStreamQuery")?;
             machine.synchronizations += 1;
+            let queue = machine.queue_here("cuStreamQuery", stream)?;
+            machine.refuse_legacy("cuStreamQuery", queue)?;
+            if let Some(capture) = machine.capture_of(queue) {
+                machine.captures.entry(capture).and_modify(Capturing::invalidate);
+                return Err(refuse("cuStreamQuery", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"));
+            }
             // Time passes while the host asks.
-            (machine.queue_here("cuStreamQuery", stream)?, machine.choose())
+            (queue, machine.choose())
         };
         if let Some(next) = next {
             self.run(next);
@@ -269,15 +286,21 @@ impl StreamCalls for Double {
     fn create_event(&self) -> Result<EventHandle> {
         let mut machine = self.begin("cuEventCreate")?;
         let device = machine.device_here("cuEventCreate")?;
-        let event = EventHandle(machine.next_number() as usize);
+        let number = machine.next_number() as usize;
+        // Those that were destroyed come back, the last first.
+        let event = machine.free_events.pop().unwrap_or(EventHandle(number));
         machine.creations += 1;
         machine.events.insert(event, (device, Recorded::Never));
         Ok(event)
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> Result<()> {
-        match self.begin("cuEventDestroy")?.events.remove(&event) {
-            Some(_) => Ok(()),
+        let mut machine = self.begin("cuEventDestroy")?;
+        match machine.events.remove(&event) {
+            Some(_) => {
+                machine.free_events.push(event);
+                Ok(())
+            }
             None => Err(refuse("cuEventDestroy", "CUDA_ERROR_INVALID_HANDLE")),
         }
     }

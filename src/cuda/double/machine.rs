@@ -43,6 +43,8 @@ pub(super) enum Queue {
 
 pub(super) struct StreamState {
     pub(super) device: u32,
+    /// What no other stream has had.
+    pub(super) id: u64,
     blocking: bool,
     pub(super) priority: Priority,
     /// How many streams of the device there were before it.
@@ -86,6 +88,9 @@ pub(super) struct Machine {
     pub(super) modes: HashMap<ThreadId, CaptureMode>,
     pub(super) streams: HashMap<StreamHandle, StreamState>,
     pub(super) events: HashMap<EventHandle, (u32, Recorded)>,
+    /// Handles of what was destroyed: they come back.
+    pub(super) free_streams: Vec<StreamHandle>,
+    pub(super) free_events: Vec<EventHandle>,
     pub(super) captures: BTreeMap<u64, Capturing>,
     pub(super) heap: Heap,
     pub(super) pending: BTreeMap<u64, Pending>,
@@ -160,6 +165,8 @@ impl Machine {
             modes: HashMap::new(),
             streams: HashMap::new(),
             events: HashMap::new(),
+            free_streams: Vec::new(),
+            free_events: Vec::new(),
             captures: BTreeMap::new(),
             heap: Heap::default(),
             pending: BTreeMap::new(),
@@ -219,12 +226,26 @@ impl Machine {
     }
 
     pub(super) fn create_stream(&mut self, device: u32, blocking: bool, priority: Priority) -> StreamHandle {
-        let stream = StreamHandle(self.next_number() as usize);
+        let id = self.next_number();
+        let stream = self.free_stream().unwrap_or(StreamHandle(id as usize));
         let made = self.made.entry(device).or_default();
-        self.streams.insert(stream, StreamState { device, blocking, priority, index: *made });
+        self.streams.insert(stream, StreamState { device, id, blocking, priority, index: *made });
         *made += 1;
-        self.known.push(Queue::Stream(stream));
+        if !self.known.contains(&Queue::Stream(stream)) {
+            self.known.push(Queue::Stream(stream));
+        }
         stream
+    }
+
+    /// The handle of the stream that was destroyed last, of those that have nothing left to do: what the new
+    /// one is given is in no order with what the old one was.
+    fn free_stream(&mut self) -> Option<StreamHandle> {
+        let is_over = |stream: &StreamHandle| {
+            let queue = Queue::Stream(*stream);
+            self.last_task(queue).is_none() && self.capture_of(queue).is_none()
+        };
+        let last = self.free_streams.iter().rposition(is_over)?;
+        Some(self.free_streams.remove(last))
     }
 
     /// The queue of a handle, with `device` current.
@@ -310,13 +331,19 @@ impl Machine {
             capture.push(queue, Node::Task(task, kernel));
             return Ok(());
         }
+        self.refuse_legacy("the legacy stream", queue)?;
+        self.enqueue(queue, task, Vec::new());
+        Ok(())
+    }
+
+    /// Refuses the legacy stream, and ends captures for it, while there are any.
+    pub(super) fn refuse_legacy(&mut self, call: &str, queue: Queue) -> Result<()> {
         if let Queue::Legacy(_) = queue
             && !self.captures.is_empty()
         {
             self.captures.values_mut().for_each(Capturing::invalidate);
-            return Err(refuse("the legacy stream", "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"));
+            return Err(refuse(call, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"));
         }
-        self.enqueue(queue, task, Vec::new());
         Ok(())
     }
 
@@ -356,6 +383,7 @@ impl Machine {
             Some((owner, _)) if Some(*owner) == device => {}
             _ => return Err(refuse("cuEventRecord", "CUDA_ERROR_INVALID_HANDLE")),
         }
+        self.refuse_legacy("cuEventRecord", queue)?;
         if self.priority(queue) == Priority::Ordinary {
             let index = self.records;
             self.records += 1;
@@ -379,6 +407,7 @@ impl Machine {
         let Some((_, recorded)) = self.events.get(&event).cloned() else {
             return refuse("CUDA_ERROR_INVALID_HANDLE");
         };
+        self.refuse_legacy("cuStreamWaitEvent", queue)?;
         let index = self.waits;
         self.waits += 1;
         if self.ignored_wait == Some(index) {
