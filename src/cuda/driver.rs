@@ -267,6 +267,8 @@ pub trait DeviceCalls {
     fn current_context(&self) -> Result<Option<ContextHandle>>;
     /// What tells a device from every other, whichever process asks.
     fn device_uuid(&self, device: u32) -> Result<[u8; 16]>;
+    /// The device of a context.
+    unsafe fn context_device(&self, context: ContextHandle) -> Result<u32>;
     /// The device of this thread's current context, if it has one.
     fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
@@ -302,8 +304,11 @@ pub trait StreamCalls {
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle>;
     /// Destroys a stream, once it has executed what it was given.
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
-    /// The device of a stream which is not a default stream.
-    unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+    /// The context of a stream which is not a default stream.
+    unsafe fn stream_context(&self, stream: StreamHandle) -> Result<ContextHandle>;
+    /// Whether a stream is of a green context: of a part of its device, and good for what is of the primary
+    /// context.
+    unsafe fn is_green(&self, stream: StreamHandle) -> Result<bool>;
     /// A number that no other stream of this process has had or will have: handles come back after a destroy.
     /// Default streams are those of the current context and this thread.
     unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64>;

@@ -134,7 +134,8 @@ impl DeviceCalls for Double {
     unsafe fn push_context(&self, context: ContextHandle) -> Result<()> {
         // A thread's own: it needs no lock.
         let mut machine = self.count("cuCtxPushCurrent", self.lock())?;
-        if machine.retained.get(&device_of(context)).is_none_or(|&count| count == 0) {
+        let is_retained = machine.retained.get(&device_of(context)).is_some_and(|&count| count > 0);
+        if !machine.made_contexts.contains(&context) && (!is_primary(context) || !is_retained) {
             return Err(refuse("cuCtxPushCurrent", "CUDA_ERROR_INVALID_CONTEXT"));
         }
         machine.current.entry(std::thread::current().id()).or_default().push(context);
@@ -160,6 +161,11 @@ impl DeviceCalls for Double {
             return Err(refuse("cuDeviceGetUuid", "CUDA_ERROR_INVALID_DEVICE"));
         }
         Ok([device as u8; 16])
+    }
+
+    unsafe fn context_device(&self, context: ContextHandle) -> Result<u32> {
+        drop(self.begin("cuCtxGetDevice")?);
+        Ok(device_of(context))
     }
 
     fn current_device(&self) -> Result<Option<u32>> {
@@ -229,10 +235,17 @@ impl StreamCalls for Double {
         }
     }
 
-    unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
+    unsafe fn stream_context(&self, stream: StreamHandle) -> Result<ContextHandle> {
         match self.begin("cuStreamGetCtx")?.streams.get(&stream) {
-            Some(stream) => Ok(stream.device),
+            Some(stream) => Ok(stream.context),
             None => Err(refuse("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")),
+        }
+    }
+
+    unsafe fn is_green(&self, stream: StreamHandle) -> Result<bool> {
+        match self.begin("cuStreamGetGreenCtx")?.streams.get(&stream) {
+            Some(stream) => Ok(stream.green),
+            None => Err(refuse("cuStreamGetGreenCtx", "CUDA_ERROR_INVALID_HANDLE")),
         }
     }
 
@@ -279,7 +292,7 @@ impl StreamCalls for Double {
 
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {
         let mut machine = self.begin("cuStreamGetCaptureInfo")?;
-        let queue = machine.queue_here("cuStreamGetCaptureInfo", stream)?;
+        let queue = machine.queue_on_device("cuStreamGetCaptureInfo", stream)?;
         Ok(machine.capture_state(queue))
     }
 

@@ -43,6 +43,9 @@ pub(super) enum Queue {
 
 pub(super) struct StreamState {
     pub(super) device: u32,
+    pub(super) context: ContextHandle,
+    /// Whether that is a green one.
+    pub(super) green: bool,
     /// What no other stream has had.
     pub(super) id: u64,
     blocking: bool,
@@ -84,6 +87,8 @@ pub(super) struct Machine {
     /// How many others each device reaches at most.
     pub(super) most_peers: usize,
     pub(super) retained: HashMap<u32, usize>,
+    /// Those that the program has made.
+    pub(super) made_contexts: HashSet<ContextHandle>,
     pub(super) current: HashMap<ThreadId, Vec<ContextHandle>>,
     pub(super) modes: HashMap<ThreadId, CaptureMode>,
     pub(super) streams: HashMap<StreamHandle, StreamState>,
@@ -161,6 +166,7 @@ impl Machine {
             reached: HashSet::new(),
             most_peers: usize::MAX,
             retained: HashMap::new(),
+            made_contexts: HashSet::new(),
             current: HashMap::new(),
             modes: HashMap::new(),
             streams: HashMap::new(),
@@ -229,8 +235,9 @@ impl Machine {
         let id = self.next_number();
         let stream = self.free_stream().unwrap_or(StreamHandle(id as usize));
         let made = self.made.entry(device).or_default();
-        self.streams.insert(stream, StreamState { device, id, blocking, priority, index: *made });
+        let (context, green, index) = (context_of(device), false, *made);
         *made += 1;
+        self.streams.insert(stream, StreamState { device, context, green, id, blocking, priority, index });
         if !self.known.contains(&Queue::Stream(stream)) {
             self.known.push(Queue::Stream(stream));
         }
@@ -257,8 +264,22 @@ impl Machine {
         }
     }
 
-    /// As [`Machine::queue`], for the library: the stream lives, and its device is current.
+    /// As [`Machine::queue`], for the library: the stream lives, and its context is current.
     pub(super) fn queue_here(&mut self, call: &'static str, stream: StreamHandle) -> Result<Queue> {
+        let queue = self.queue_on_device(call, stream)?;
+        let is_foreign = |found: &StreamState| !is_primary(found.context) && !found.green;
+        if self.streams.get(&stream).is_some_and(is_foreign) {
+            return Err(refuse(call, "CUDA_ERROR_INVALID_HANDLE"));
+        }
+        let current = self.current.get(&std::thread::current().id()).and_then(|contexts| contexts.last());
+        if current.is_some_and(|&context| !is_primary(context)) {
+            self.complain(format!("{call} in a context of the program's"));
+        }
+        Ok(queue)
+    }
+
+    /// As [`Machine::queue_here`], for what is asked of a stream of any context.
+    pub(super) fn queue_on_device(&mut self, call: &'static str, stream: StreamHandle) -> Result<Queue> {
         let device = self.device_here(call)?;
         let queue = self.queue(stream, device);
         if let Queue::Stream(stream) = queue {

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::{INVALID_CONTEXT, Libcuda, links, ordinal, raw};
 use crate::cuda::driver::{ContextHandle, DeviceCalls};
 use crate::cuda::queues;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail};
 
 const ALREADY_ENABLED: c_int = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as c_int;
 const ACCESS_UNSUPPORTED: c_int = sys::CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED as c_int;
@@ -75,6 +75,20 @@ impl DeviceCalls for Libcuda {
         let result = unsafe { (self.calls.cuDeviceGetUuid_v2)(&raw mut uuid, ordinal(device)) };
         self.check("cuDeviceGetUuid", result)?;
         Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
+    unsafe fn context_device(&self, context: ContextHandle) -> Result<u32> {
+        // SAFETY: the caller's promise; pushed and popped here.
+        let device = unsafe {
+            self.push_context(context)?;
+            let device = self.current_device();
+            self.pop_context()?;
+            device
+        };
+        match device? {
+            Some(device) => Ok(device),
+            None => fail!(Cuda, "cuCtxGetDevice answered no device"),
+        }
     }
 
     fn current_device(&self) -> Result<Option<u32>> {
