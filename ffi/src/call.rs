@@ -45,6 +45,10 @@ pub struct unisono_call_t {
     /// before, and a call without a `work` returns when the result is there; so does one of no elements where
     /// GPUs exchange directly, whatever its pointers. The stream lives until the operation is complete.
     ///
+    /// Streams, and default streams, are those of the device's primary context, which is the CUDA runtime's.
+    /// UNISONO_INVALID_ARGUMENT for a stream of a context that the program has made (cuCtxCreate), and for a
+    /// call without one on a thread whose current context is such a one of the device.
+    ///
     /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel
     /// that copies as the host orders and ends with the call, or for a send when what is sent has been read.
     /// This has limits:

@@ -56,7 +56,8 @@ impl Context {
             _ => None,
         };
         if survey.captured && bytes > 0 && (factor.is_some() && scaler.is_none() || !survey.on_device) {
-            // A graph may run it any number of times, and the host once.
+            // A graph may run it any number of times, and the host once. Where all is to be the device's,
+            // what is the host's is pinned, and the driver copies it.
             let why = "what the processors do for a group of one, scaling and copies of host memory, cannot be captured";
             survey.stream.refuse_capture("call->stream", why)?;
         }
@@ -245,7 +246,7 @@ impl Scaler {
     }
 }
 
-/// Copies input to output in a group of one.
+/// Copies input to output in a group of one. What a captured call has on the host is pinned.
 ///
 /// # Safety
 /// Both are valid until the stream has copied.
@@ -258,6 +259,11 @@ unsafe fn copy(survey: &Survey, bytes: usize) -> Result<()> {
             (Place::Device(from), Place::Device(to)) => stream.copy_to_peer(to, survey.device, from, bytes),
             (Place::Device(from), Place::Host(to)) => stream.copy_to_host(to, from, bytes),
             (Place::Host(from), Place::Device(to)) => stream.copy_to_device(to, from.cast_const(), bytes),
+            (Place::Host(from), Place::Host(to)) if from == to => Ok(()),
+            (Place::Host(from), Place::Host(to)) if survey.captured => {
+                stream.copy_on_host(to, from.cast_const(), bytes)
+            }
+            // The driver's own copy would not return before the stream has come to it.
             (Place::Host(from), Place::Host(to)) => {
                 let job = Box::into_raw(Box::new(HostCopy { from, to, bytes }));
                 let given = stream.launch_host(host_copy, job.cast());

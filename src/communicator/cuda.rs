@@ -97,7 +97,9 @@ impl Cuda {
 
     /// A stream for calls that name none.
     pub(super) fn front(&self, device: u32) -> Result<Arc<Stream>> {
-        staged::front(self.devices()?, device)
+        let devices = self.devices()?;
+        devices.check_default_stream(device)?;
+        staged::front(devices, device)
     }
 
     pub(super) fn piece_bytes(&self) -> usize {

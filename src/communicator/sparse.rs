@@ -208,6 +208,7 @@ impl Sparse {
                     staged::store(&stream, &parts, team)
                 }
                 None => {
+                    devices.check_default_stream(device)?;
                     // Making one may wait for other streams.
                     let stream = staged::front(&devices, device)?;
                     staged::store(&stream, &parts, team)?;

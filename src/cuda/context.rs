@@ -202,20 +202,60 @@ impl Devices {
             let _relaxed = self.relax()?;
             let _entered = self.enter(device)?;
             // SAFETY: a retained context.
-            unsafe { self.driver.enable_peer_access(other) }?;
-            Ok(true)
+            let refusal = unsafe { self.driver.enable_peer_access(other) }?;
+            if let Some(refusal) = &refusal {
+                log::warn!("GPU {device} does not reach GPU {peer}: {refusal}");
+            }
+            Ok(refusal.is_none())
         })
         .copied()
     }
 
     /// The device of a stream. A default stream is of the device that is current on the calling thread, or of
-    /// the first.
+    /// the first. Refuses one of a context that the program has made: nothing of ours runs there, nor is
+    /// recorded.
     pub fn device_of_stream(&self, stream: StreamHandle) -> Result<u32> {
         if stream.is_default() {
             return Ok(self.driver.current_device()?.unwrap_or(0));
         }
         // SAFETY: whoever hands a stream in has promised that it lives.
-        unsafe { self.driver.stream_device(stream) }
+        let context = unsafe { self.driver.stream_context(stream) }?;
+        if let Some(device) = self.device_of_primary(context) {
+            return Ok(device);
+        }
+        // SAFETY: as above; a stream keeps its context.
+        let (device, is_green) =
+            unsafe { (self.driver.context_device(context)?, self.driver.is_green(stream)?) };
+        if !is_green && self.context(device)? != context {
+            fail!(
+                InvalidArgument,
+                "the stream is of a context that the program has made on GPU {device} (cuCtxCreate): give one of the GPU's primary \
+                 context, which is the CUDA runtime's"
+            );
+        }
+        Ok(device)
+    }
+
+    /// The device whose primary context this is, if it is one that is used here.
+    fn device_of_primary(&self, context: ContextHandle) -> Option<u32> {
+        let device = self.contexts.iter().position(|known| known.get() == Some(&context));
+        // It came from a u32.
+        device.map(|device| device as u32)
+    }
+
+    /// Refuses the default stream of a device on a thread whose current context is one that the program has
+    /// made there: that has a default stream of its own, which nothing of ours waits for.
+    pub fn check_default_stream(&self, device: u32) -> Result<()> {
+        let Some(current) = self.driver.current_context()? else { return Ok(()) };
+        let is_primary = self.device_of_primary(current).is_some();
+        if !is_primary && self.driver.current_device()? == Some(device) && self.context(device)? != current {
+            fail!(
+                InvalidArgument,
+                "this thread's context on GPU {device} is one that the program has made (cuCtxCreate), whose default stream is \
+                 another than that of the GPU's primary context: make that current, or give a stream of it"
+            );
+        }
+        Ok(())
     }
 
     /// Pinned memory of zeros for words, stands and slots, which free it with these devices: where it begins.

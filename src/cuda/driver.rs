@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A context (`CUcontext`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -267,6 +267,8 @@ pub trait DeviceCalls {
     fn current_context(&self) -> Result<Option<ContextHandle>>;
     /// What tells a device from every other, whichever process asks.
     fn device_uuid(&self, device: u32) -> Result<[u8; 16]>;
+    /// The device of a context.
+    unsafe fn context_device(&self, context: ContextHandle) -> Result<u32>;
     /// The device of this thread's current context, if it has one.
     fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
@@ -275,9 +277,9 @@ pub trait DeviceCalls {
     /// memory of the GPU with this [`DeviceCalls::device_uuid`], which this process may not see. So it is
     /// over NVLink, and in the device's own memory. Over PCIe they may come in parts.
     fn stores_lines_whole(&self, device: u32, peer: [u8; 16]) -> Result<bool>;
-    /// Lets the current context reach memory of `peer`. Doing it again changes nothing. May wait for the
-    /// devices.
-    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()>;
+    /// Lets the current context reach memory of `peer`. Doing it again changes nothing. `Some`: what the
+    /// driver has against it, for good; a device reaches a few others at most. May wait for the devices.
+    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<Option<Error>>;
     /// Whether streams of `device` can wait for values.
     fn can_wait_value(&self, device: u32) -> Result<bool>;
     /// How many queues of a device this process has. What a stream is given goes through one of them, which
@@ -302,8 +304,11 @@ pub trait StreamCalls {
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle>;
     /// Destroys a stream, once it has executed what it was given.
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
-    /// The device of a stream which is not a default stream.
-    unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+    /// The context of a stream which is not a default stream.
+    unsafe fn stream_context(&self, stream: StreamHandle) -> Result<ContextHandle>;
+    /// Whether a stream is of a green context: of a part of its device, and good for what is of the primary
+    /// context.
+    unsafe fn is_green(&self, stream: StreamHandle) -> Result<bool>;
     /// A number that no other stream of this process has had or will have: handles come back after a destroy.
     /// Default streams are those of the current context and this thread.
     unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64>;
@@ -370,6 +375,14 @@ pub trait MemoryCalls {
     unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize, stream: StreamHandle) -> Result<()>;
     /// Copies within a device.
     unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Result<()>;
+    /// In a capture: copies within pinned host memory. Outside of one the driver itself waits for the stream.
+    unsafe fn copy_on_host(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()>;
     /// Copies between two devices, each given with its context.
     unsafe fn copy_to_peer(
         &self,

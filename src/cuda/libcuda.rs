@@ -44,9 +44,12 @@ pub struct Libcuda {
     calls: Calls,
     /// `cuFuncLoad`, since 12.4. Drivers before that load a kernel when it is looked up.
     load_function: Option<LoadFunction>,
+    /// `cuStreamGetGreenCtx`, since 12.4, as green contexts are.
+    green_context: Option<GreenContext>,
 }
 
 type LoadFunction = unsafe extern "C" fn(sys::CUfunction) -> c_int;
+type GreenContext = unsafe extern "C" fn(sys::CUstream, *mut *mut c_void) -> c_int;
 
 impl Libcuda {
     /// Loads and initialises the driver. The first success is kept; a failure is tried again by the next
@@ -97,13 +100,17 @@ impl Libcuda {
             fail!(Cuda, "device memory was given, but no CUDA driver could be loaded ({cause}).");
         }
         // SAFETY: an open library and a C string.
-        let symbol = unsafe { libc::dlsym(library, c"cuFuncLoad".as_ptr()) };
-        // SAFETY: a symbol of this name has this signature; a CUresult is an int.
-        let load_function =
-            (!symbol.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, LoadFunction>(symbol) });
+        let symbol = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
+        let symbol = |name| Some(symbol(name)).filter(|symbol| !symbol.is_null());
+        // SAFETY: symbols of these names have these signatures; a CUresult is an int.
+        let (load_function, green_context) = unsafe {
+            let load = symbol(c"cuFuncLoad").map(|it| std::mem::transmute::<*mut c_void, LoadFunction>(it));
+            let green = symbol(c"cuStreamGetGreenCtx");
+            (load, green.map(|it| std::mem::transmute::<*mut c_void, GreenContext>(it)))
+        };
         // SAFETY: an open library, which stays open.
         let calls = unsafe { Calls::resolve(library) }?;
-        Ok(Arc::new(Libcuda { calls, load_function }))
+        Ok(Arc::new(Libcuda { calls, load_function, green_context }))
     }
 
     /// Makes an error of any result but success.

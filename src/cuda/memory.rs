@@ -158,8 +158,8 @@ impl Drop for Registration {
 }
 
 /// Ordinary memory of this process, pinned: devices copy from and to it, and so may other processes of the
-/// host with process_vm_readv, which cannot read what the driver allocates. Freed on drop, which may wait for
-/// the devices.
+/// host with process_vm_readv, which cannot read what the driver allocates. Children made by fork do not have
+/// it. Freed on drop, which may wait for the devices.
 #[derive(Debug)]
 pub struct RegisteredBuffer {
     /// Ends before the mapping.
@@ -171,7 +171,7 @@ impl RegisteredBuffer {
     /// `bytes` zero bytes, rounded up to pages. `device` is any that will use it.
     pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<RegisteredBuffer> {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
-        let mapping = Mapping::private(bytes)
+        let mapping = Mapping::unshared(bytes)
             .map_err(|e| Error::new(Status::OutOfMemory, format!("{bytes} bytes to be pinned: {e}")))?;
         // SAFETY: just mapped, and stays so until the registration has ended.
         let registration = unsafe { Registration::new(devices, device, start(&mapping), bytes) }?;
@@ -192,4 +192,37 @@ impl RegisteredBuffer {
 fn start(mapping: &Mapping) -> *mut u8 {
     // PROOF: offset 0 lies inside every mapping.
     mapping.address(0, 0).map_or(std::ptr::null_mut(), NonNull::as_ptr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::double::{Double, Order};
+    use crate::sys::fork::tests::in_a_child;
+    use crate::transport::memory::is_readable;
+
+    #[test]
+    fn a_forked_child_has_no_memory_that_its_parent_has_pinned() {
+        let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
+        let buffer = RegisteredBuffer::new(&devices, 0, 3 * PAGE).expect("memory");
+        let (address, bytes) = (buffer.address(), buffer.bytes());
+        assert!(is_readable(address, bytes));
+        let mut inherited = Some(buffer);
+        assert!(in_a_child(|| {
+            if (0..bytes).step_by(PAGE).any(|at| is_readable(address.wrapping_add(at), 1)) {
+                return false;
+            }
+            // What the child maps there is its own, also when it ends what it has from its parent.
+            let (protection, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: nothing is mapped there, as was just seen.
+            let mapped = unsafe {
+                libc::mmap(address.cast(), bytes, protection, flags | libc::MAP_FIXED_NOREPLACE, -1, 0)
+            };
+            drop(inherited.take());
+            mapped == address.cast() && is_readable(address, bytes)
+        }));
+        drop(inherited);
+        assert!(!is_readable(address, bytes), "it is given back where it was made");
+    }
 }

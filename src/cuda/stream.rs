@@ -44,15 +44,16 @@ impl Stream {
         Ok(Stream { devices: devices.clone(), device, handle, owned: true })
     }
 
-    /// The caller's stream, which is on `device`. A default stream's handle means the default stream of
-    /// `device`.
+    /// The caller's stream, which is on `device`, of its primary context. A default stream's handle means the
+    /// default stream of `device`.
     ///
     /// # Safety
     /// It is a stream, and lives until this is dropped.
     pub unsafe fn borrow(devices: &Arc<Devices>, device: u32, handle: StreamHandle) -> Result<Stream> {
-        if !handle.is_default() {
-            // SAFETY: the caller's promise.
-            let found = unsafe { devices.driver().stream_device(handle) }?;
+        if handle.is_default() {
+            devices.check_default_stream(device)?;
+        } else {
+            let found = devices.device_of_stream(handle)?;
             if found != device {
                 fail!(InvalidArgument, "the memory is on device {device}, but its stream on device {found}");
             }
@@ -184,6 +185,16 @@ impl Stream {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: the caller's promise.
         unsafe { self.devices.driver().copy_to_host(to, from, bytes, self.handle) }
+    }
+
+    /// While it is captured: copies within pinned host memory.
+    ///
+    /// # Safety
+    /// As the type says.
+    pub unsafe fn copy_on_host(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.devices.driver().copy_on_host(to, from, bytes, self.handle) }
     }
 
     /// Copies from its device to the same or another, directly where [`Devices::reaches`] has made that

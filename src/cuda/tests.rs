@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::context::Devices;
 use super::double::{Double, Order, Refusal};
-use super::driver::{CaptureMode, Memory, StreamHandle};
+use super::driver::{CaptureMode, DeviceCalls, Memory, StreamHandle};
 use super::event::Event;
 use super::joined;
 use super::memory::{DeviceBuffer, PinnedBuffer};
@@ -166,6 +166,41 @@ fn default_streams_are_of_the_device_they_are_used_with() {
 }
 
 /// A word is dropped before the stream that is to release it has come so far: it is used again after that.
+#[test]
+fn streams_of_contexts_that_the_program_has_made_are_refused_by_name() {
+    let (double, devices) = open(Order::Eager);
+    // SAFETY: the double trusts no handles.
+    let borrow = |device, handle| unsafe { Stream::borrow(&devices, device, handle) }.map(drop);
+    let own = double.make_context(1);
+    let error = borrow(1, double.stream_of(own, false)).expect_err("it is of another context");
+    assert_eq!(
+        (error.status(), error.text()),
+        (
+            Status::InvalidArgument,
+            "the stream is of a context that the program has made on GPU 1 (cuCtxCreate): give one of the GPU's primary \
+             context, which is the CUDA runtime's"
+        )
+    );
+    borrow(1, double.stream(1)).expect("it is the primary context's");
+    borrow(1, double.stream_of(double.make_context(1), true)).expect("a part of the device");
+    for handle in [StreamHandle::NULL, StreamHandle::LEGACY, StreamHandle::PER_THREAD] {
+        borrow(1, handle).expect("this thread has no context");
+        // SAFETY: it lives as long as the double.
+        unsafe { double.push_context(own) }.expect("it is there");
+        let error = borrow(1, handle).expect_err("it has another default stream");
+        assert_eq!(error.status(), Status::InvalidArgument);
+        let starts = "this thread's context on GPU 1 is one that the program has made (cuCtxCreate)";
+        assert!(error.text().starts_with(starts), "{error}");
+        borrow(0, handle).expect("the context is of another device");
+        {
+            let _entered = devices.enter(1).expect("its primary context");
+            borrow(1, handle).expect("that is current");
+        }
+        // SAFETY: pushed above.
+        unsafe { double.pop_context() }.expect("what was pushed");
+    }
+}
+
 #[test]
 fn words_that_streams_release_late_are_used_again() {
     let (double, devices) = open(Order::RoundRobin);

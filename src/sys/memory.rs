@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-use super::{retry, syscall};
+use super::{fork, retry, syscall};
 
 /// A memfd of `size` zero bytes that nobody can shrink: once mapped, its pages stay.
 pub fn memfd(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> {
@@ -88,6 +88,8 @@ pub fn prefetch(address: *const u8, bytes: usize) {
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// The generation of forks that has it, if its children have not.
+    unshared: Option<u32>,
 }
 
 // SAFETY: a mapping is an address range, valid in every thread. Who touches which byte when is up to the
@@ -109,6 +111,17 @@ impl Mapping {
         Mapping::anywhere(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
     }
 
+    /// As [`Mapping::private`], and children made by fork have nothing there: where one shares a page until
+    /// somebody writes it, a write of this process may give it another page, and a device that has the page
+    /// pinned goes on with the old one (Linux before 5.10).
+    pub fn unshared(len: usize) -> io::Result<Mapping> {
+        let mut mapping = Mapping::private(len)?;
+        // SAFETY: just mapped, this long; its bytes stay what they are.
+        unsafe { syscall!(madvise(mapping.start.as_ptr().cast(), len, libc::MADV_DONTFORK)) }?;
+        mapping.unshared = Some(fork::generation());
+        Ok(mapping)
+    }
+
     /// `flags` are without MAP_FIXED.
     fn anywhere(
         len: usize,
@@ -122,7 +135,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { start, len })
+        Ok(Mapping { start, len, unshared: None })
     }
 
     /// Its length in bytes.
@@ -145,6 +158,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.unshared.is_some_and(|fork| fork != fork::generation()) {
+            // What is there by now in this child is somebody else's.
+            return;
+        }
         // SAFETY: the range was mapped by `anywhere` and is unmapped once. Those who hold addresses into it
         // keep it alive.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };

@@ -76,6 +76,8 @@ macro_rules! calls {
 }
 
 calls! {
+    cuCtxCreate_v2(*mut sys::CUcontext, c_uint, sys::CUdevice);
+    cuCtxDestroy_v2(sys::CUcontext);
     cuCtxGetCurrent(*mut sys::CUcontext);
     cuCtxSetCurrent(sys::CUcontext);
     cuMemAllocManaged(*mut u64, usize, c_uint);
@@ -92,6 +94,7 @@ calls! {
     cuMemMap(u64, usize, usize, u64, u64);
     cuMemUnmap(u64, usize);
     cuMemSetAccess(u64, usize, *const sys::CUmemAccessDesc, usize);
+    cuStreamCreate(*mut sys::CUstream, c_uint);
     cuStreamQuery(sys::CUstream);
     cuStreamBeginCapture_v2(sys::CUstream, c_uint);
     cuStreamEndCapture(sys::CUstream, *mut sys::CUgraph);

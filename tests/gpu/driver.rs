@@ -356,6 +356,50 @@ fn captures_are_seen_and_survive_what_the_library_does() {
 }
 
 #[test]
+fn a_graph_copies_pinned_memory_each_time() {
+    let devices = devices();
+    let stream = stream(0);
+    let [from, to] = [(); 2].map(|()| PinnedBuffer::new(&devices, 0, 4).expect("pinned memory"));
+    begin_capture(&stream);
+    // SAFETY: both outlive the graph.
+    unsafe { stream.copy_on_host(to.address(), from.address(), 4) }.expect("it is captured");
+    let graph = Graph::end_capture(&stream);
+    for round in 1..4u32 {
+        // SAFETY: four bytes; the stream is done with both.
+        unsafe { from.address().cast::<u32>().write_volatile(round) };
+        graph.launch(stream.handle());
+        stream.synchronize(soon()).expect("it is launched");
+        // SAFETY: as above.
+        assert_eq!(unsafe { to.address().cast::<u32>().read_volatile() }, round);
+    }
+}
+
+#[test]
+fn a_context_that_a_program_has_made_is_told_from_the_primary_one() {
+    let devices = devices();
+    // SAFETY: handles of the library's and of the test's, which live.
+    let borrow = |handle| unsafe { Stream::borrow(&devices, 0, handle) }.map(drop);
+    borrow(stream(0).handle()).expect("it is the primary context's");
+    on_a_bare_thread(|| {
+        borrow(StreamHandle::LEGACY).expect("this thread has no context");
+        let (mut own, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: fills both; the context is current from then on.
+        unsafe {
+            ok("cuCtxCreate", (calls().cuCtxCreate_v2)(&raw mut own, 0, 0));
+            ok("cuStreamCreate", (calls().cuStreamCreate)(&raw mut stream, 1));
+        }
+        for handle in [StreamHandle(stream.expose_provenance()), StreamHandle::LEGACY] {
+            let error = borrow(handle).expect_err("it is of another context");
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+            assert!(error.text().contains("that the program has made"), "{error}");
+        }
+        assert_eq!(current_context(), own.expose_provenance());
+        // SAFETY: the test's own, with its stream.
+        ok("cuCtxDestroy", unsafe { (calls().cuCtxDestroy_v2)(own) });
+    });
+}
+
+#[test]
 fn kernels_load_and_run() {
     let devices = devices();
     for device in 0..devices.count() {

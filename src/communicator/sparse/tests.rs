@@ -437,12 +437,14 @@ fn a_copy_of_a_result_makes_no_stream_while_a_stream_waits() {
     ranks(1, "shm", Order::RoundRobin, |_, this| {
         let at = this.room(0, &list(0));
         this.fill(at, &list(0));
+        // SAFETY: it is a stream of the double.
+        let stream = unsafe { Stream::borrow(&this.devices, 0, this.stream) }.expect("a stream");
+        // The call is in the order of no stream.
+        stream.synchronize(Deadline::after(PATIENCE)).expect("the input is there");
         let (_, result) = this.start(&tensor(at.0, at.1, 20), &Call::default()).expect("it starts");
         let room = this.room(0, &sum(1));
         let gate = this.devices.word(0).expect("a word");
-        // SAFETY: it is a stream of the double.
-        let stream = unsafe { Stream::borrow(&this.devices, 0, this.stream) };
-        stream.expect("a stream").wait_word(&gate).expect("it waits");
+        stream.wait_word(&gate).expect("it waits");
         this.double.hold_lock(Waiting::Seen, Duration::from_secs(3));
         let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
         // SAFETY: the double keeps its memory.

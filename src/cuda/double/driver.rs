@@ -134,7 +134,8 @@ impl DeviceCalls for Double {
     unsafe fn push_context(&self, context: ContextHandle) -> Result<()> {
         // A thread's own: it needs no lock.
         let mut machine = self.count("cuCtxPushCurrent", self.lock())?;
-        if machine.retained.get(&device_of(context)).is_none_or(|&count| count == 0) {
+        let is_retained = machine.retained.get(&device_of(context)).is_some_and(|&count| count > 0);
+        if !machine.made_contexts.contains(&context) && (!is_primary(context) || !is_retained) {
             return Err(refuse("cuCtxPushCurrent", "CUDA_ERROR_INVALID_CONTEXT"));
         }
         machine.current.entry(std::thread::current().id()).or_default().push(context);
@@ -162,6 +163,11 @@ impl DeviceCalls for Double {
         Ok([device as u8; 16])
     }
 
+    unsafe fn context_device(&self, context: ContextHandle) -> Result<u32> {
+        drop(self.begin("cuCtxGetDevice")?);
+        Ok(device_of(context))
+    }
+
     fn current_device(&self) -> Result<Option<u32>> {
         Ok(self.begin("cuCtxGetDevice")?.device_here("cuCtxGetDevice").ok())
     }
@@ -175,17 +181,22 @@ impl DeviceCalls for Double {
         Ok(!self.begin("cuDeviceGetP2PAttribute")?.splits_lines)
     }
 
-    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
+    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<Option<Error>> {
         let mut machine = self.begin_waiting("cuCtxEnablePeerAccess")?;
         let device = machine.device_here("cuCtxEnablePeerAccess")?;
         let pair = (device, device_of(peer));
+        let against = |name| Ok(Some(refuse("cuCtxEnablePeerAccess", name)));
         if machine.separated.contains(&pair) {
-            return Err(refuse("cuCtxEnablePeerAccess", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"));
+            return against("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED");
+        }
+        let peers = machine.reached.iter().filter(|(reaching, _)| *reaching == device).count();
+        if peers >= machine.most_peers {
+            return against("CUDA_ERROR_TOO_MANY_PEERS");
         }
         if !machine.reached.insert(pair) {
             machine.complain(format!("peer access of {pair:?} enabled twice"));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn queues(&self) -> usize {
@@ -216,29 +227,47 @@ impl StreamCalls for Double {
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()> {
         let mut machine = self.begin("cuStreamDestroy")?;
         match machine.streams.remove(&stream) {
-            Some(_) => Ok(()),
+            Some(_) => {
+                machine.free_streams.push(stream);
+                Ok(())
+            }
             None => Err(refuse("cuStreamDestroy", "CUDA_ERROR_INVALID_HANDLE")),
         }
     }
 
-    unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
+    unsafe fn stream_context(&self, stream: StreamHandle) -> Result<ContextHandle> {
         match self.begin("cuStreamGetCtx")?.streams.get(&stream) {
-            Some(stream) => Ok(stream.device),
+            Some(stream) => Ok(stream.context),
             None => Err(refuse("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")),
+        }
+    }
+
+    unsafe fn is_green(&self, stream: StreamHandle) -> Result<bool> {
+        match self.begin("cuStreamGetGreenCtx")?.streams.get(&stream) {
+            Some(stream) => Ok(stream.green),
+            None => Err(refuse("cuStreamGetGreenCtx", "CUDA_ERROR_INVALID_HANDLE")),
         }
     }
 
     unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {
         let mut machine = self.begin("cuStreamGetId")?;
-        Ok(match machine.queue_here("cuStreamGetId", stream) {
-            Ok(Queue::Legacy(device)) => u64::from(device),
-            Ok(Queue::PerThread(device, thread)) => {
+        // One of another device has an id, too.
+        let device = machine.device_here("cuStreamGetId")?;
+        let queue = machine.queue(stream, device);
+        if machine.capture_of(queue).is_some() {
+            return Err(refuse("cuStreamGetId", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"));
+        }
+        Ok(match queue {
+            Queue::Legacy(device) => u64::from(device),
+            Queue::PerThread(device, thread) => {
                 let mut hasher = DefaultHasher::new();
                 (device, thread).hash(&mut hasher);
                 hasher.finish() | 1 << 63
             }
-            // One of another device has an id, too.
-            _ => stream.0 as u64,
+            _ => match machine.streams.get(&stream) {
+                Some(stream) => stream.id,
+                None => return Err(refuse("cuStreamGetId", "CUDA_ERROR_INVALID_HANDLE")),
+            },
         })
     }
 
@@ -246,8 +275,14 @@ impl StreamCalls for Double {
         let (queue, next) = {
             let mut machine = self.begin_unsafe("cuStreamQuery")?;
             machine.synchronizations += 1;
+            let queue = machine.queue_here("cuStreamQuery", stream)?;
+            machine.refuse_legacy("cuStreamQuery", queue)?;
+            if let Some(capture) = machine.capture_of(queue) {
+                machine.captures.entry(capture).and_modify(Capturing::invalidate);
+                return Err(refuse("cuStreamQuery", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"));
+            }
             // Time passes while the host asks.
-            (machine.queue_here("cuStreamQuery", stream)?, machine.choose())
+            (queue, machine.choose())
         };
         if let Some(next) = next {
             self.run(next);
@@ -257,22 +292,28 @@ impl StreamCalls for Double {
 
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {
         let mut machine = self.begin("cuStreamGetCaptureInfo")?;
-        let queue = machine.queue_here("cuStreamGetCaptureInfo", stream)?;
+        let queue = machine.queue_on_device("cuStreamGetCaptureInfo", stream)?;
         Ok(machine.capture_state(queue))
     }
 
     fn create_event(&self) -> Result<EventHandle> {
         let mut machine = self.begin("cuEventCreate")?;
         let device = machine.device_here("cuEventCreate")?;
-        let event = EventHandle(machine.next_number() as usize);
+        let number = machine.next_number() as usize;
+        // Those that were destroyed come back, the last first.
+        let event = machine.free_events.pop().unwrap_or(EventHandle(number));
         machine.creations += 1;
         machine.events.insert(event, (device, Recorded::Never));
         Ok(event)
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> Result<()> {
-        match self.begin("cuEventDestroy")?.events.remove(&event) {
-            Some(_) => Ok(()),
+        let mut machine = self.begin("cuEventDestroy")?;
+        match machine.events.remove(&event) {
+            Some(_) => {
+                machine.free_events.push(event);
+                Ok(())
+            }
             None => Err(refuse("cuEventDestroy", "CUDA_ERROR_INVALID_HANDLE")),
         }
     }
@@ -424,6 +465,24 @@ impl MemoryCalls for Double {
         let device = Some(self.lock().device_here("cuMemcpyDtoDAsync")?);
         let (to, from) = ((to, device), (from, device));
         self.push("cuMemcpyDtoDAsync", stream, Task::Copy { to, from, bytes })
+    }
+
+    unsafe fn copy_on_host(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let mut machine = self.lock();
+        let queue = machine.queue_here("cuMemcpyAsync", stream)?;
+        if machine.capture_of(queue).is_none() {
+            machine
+                .complain("a copy within the host, for which the driver waits, outside of a capture".into());
+        }
+        drop(machine);
+        let (to, from) = ((to.expose_provenance() as u64, None), (from.expose_provenance() as u64, None));
+        self.push("cuMemcpyAsync", stream, Task::Copy { to, from, bytes })
     }
 
     unsafe fn copy_to_peer(

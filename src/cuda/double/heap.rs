@@ -1,7 +1,7 @@
 //! The double's memory: what is allocated, registered and mapped, and where it ends.
 
 use std::alloc::Layout;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::refuse;
 use crate::cuda::driver::{Location, Memory};
@@ -34,7 +34,8 @@ pub(super) struct Allocation {
 enum Origin {
     /// Allocated here.
     Allocated,
-    /// Allocated here, and freed. It comes back when the double is dropped, so a late access harms nothing.
+    /// Allocated here, and freed. It comes back as the next memory of that size, or when the double is
+    /// dropped.
     Freed,
     /// The program's, registered.
     Registered,
@@ -63,6 +64,8 @@ pub(super) struct Heap {
     allocations: BTreeMap<u64, Allocation>,
     /// What mapped pieces lie in.
     ranges: Vec<Place>,
+    /// Where memory of each size was freed, and has not come back: the last first.
+    freed: HashMap<usize, Vec<u64>>,
     /// What large memory lies in.
     mappings: Vec<Mapping>,
     /// Allocations so far: tells one from another that had its address before.
@@ -77,7 +80,11 @@ impl Heap {
     }
 
     pub(super) fn allocate(&mut self, memory: Memory, device: u32, bytes: usize) -> u64 {
-        let place = self.reserve(bytes);
+        let place = match self.freed.get_mut(&bytes).and_then(Vec::pop) {
+            // Filled as it was freed.
+            Some(address) => Place { address, bytes },
+            None => self.reserve(bytes),
+        };
         self.insert(memory, device, place, Origin::Allocated);
         place.address
     }
@@ -120,6 +127,7 @@ impl Heap {
             memory[..filled].fill(RUBBISH);
         }
         self.allocations.entry(address).and_modify(|allocation| allocation.origin = Origin::Freed);
+        self.freed.entry(place.bytes).or_default().push(address);
         Ok(place)
     }
 

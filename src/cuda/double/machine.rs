@@ -43,6 +43,11 @@ pub(super) enum Queue {
 
 pub(super) struct StreamState {
     pub(super) device: u32,
+    pub(super) context: ContextHandle,
+    /// Whether that is a green one.
+    pub(super) green: bool,
+    /// What no other stream has had.
+    pub(super) id: u64,
     blocking: bool,
     pub(super) priority: Priority,
     /// How many streams of the device there were before it.
@@ -79,11 +84,18 @@ pub(super) struct Machine {
     /// Wide lines may arrive in parts at peers.
     pub(super) splits_lines: bool,
     pub(super) reached: HashSet<(u32, u32)>,
+    /// How many others each device reaches at most.
+    pub(super) most_peers: usize,
     pub(super) retained: HashMap<u32, usize>,
+    /// Those that the program has made.
+    pub(super) made_contexts: HashSet<ContextHandle>,
     pub(super) current: HashMap<ThreadId, Vec<ContextHandle>>,
     pub(super) modes: HashMap<ThreadId, CaptureMode>,
     pub(super) streams: HashMap<StreamHandle, StreamState>,
     pub(super) events: HashMap<EventHandle, (u32, Recorded)>,
+    /// Handles of what was destroyed: they come back.
+    pub(super) free_streams: Vec<StreamHandle>,
+    pub(super) free_events: Vec<EventHandle>,
     pub(super) captures: BTreeMap<u64, Capturing>,
     pub(super) heap: Heap,
     pub(super) pending: BTreeMap<u64, Pending>,
@@ -152,11 +164,15 @@ impl Machine {
             separated: HashSet::new(),
             splits_lines: false,
             reached: HashSet::new(),
+            most_peers: usize::MAX,
             retained: HashMap::new(),
+            made_contexts: HashSet::new(),
             current: HashMap::new(),
             modes: HashMap::new(),
             streams: HashMap::new(),
             events: HashMap::new(),
+            free_streams: Vec::new(),
+            free_events: Vec::new(),
             captures: BTreeMap::new(),
             heap: Heap::default(),
             pending: BTreeMap::new(),
@@ -216,12 +232,27 @@ impl Machine {
     }
 
     pub(super) fn create_stream(&mut self, device: u32, blocking: bool, priority: Priority) -> StreamHandle {
-        let stream = StreamHandle(self.next_number() as usize);
+        let id = self.next_number();
+        let stream = self.free_stream().unwrap_or(StreamHandle(id as usize));
         let made = self.made.entry(device).or_default();
-        self.streams.insert(stream, StreamState { device, blocking, priority, index: *made });
+        let (context, green, index) = (context_of(device), false, *made);
         *made += 1;
-        self.known.push(Queue::Stream(stream));
+        self.streams.insert(stream, StreamState { device, context, green, id, blocking, priority, index });
+        if !self.known.contains(&Queue::Stream(stream)) {
+            self.known.push(Queue::Stream(stream));
+        }
         stream
+    }
+
+    /// The handle of the stream that was destroyed last, of those that have nothing left to do: what the new
+    /// one is given is in no order with what the old one was.
+    fn free_stream(&mut self) -> Option<StreamHandle> {
+        let is_over = |stream: &StreamHandle| {
+            let queue = Queue::Stream(*stream);
+            self.last_task(queue).is_none() && self.capture_of(queue).is_none()
+        };
+        let last = self.free_streams.iter().rposition(is_over)?;
+        Some(self.free_streams.remove(last))
     }
 
     /// The queue of a handle, with `device` current.
@@ -233,8 +264,22 @@ impl Machine {
         }
     }
 
-    /// As [`Machine::queue`], for the library: the stream lives, and its device is current.
+    /// As [`Machine::queue`], for the library: the stream lives, and its context is current.
     pub(super) fn queue_here(&mut self, call: &'static str, stream: StreamHandle) -> Result<Queue> {
+        let queue = self.queue_on_device(call, stream)?;
+        let is_foreign = |found: &StreamState| !is_primary(found.context) && !found.green;
+        if self.streams.get(&stream).is_some_and(is_foreign) {
+            return Err(refuse(call, "CUDA_ERROR_INVALID_HANDLE"));
+        }
+        let current = self.current.get(&std::thread::current().id()).and_then(|contexts| contexts.last());
+        if current.is_some_and(|&context| !is_primary(context)) {
+            self.complain(format!("{call} in a context of the program's"));
+        }
+        Ok(queue)
+    }
+
+    /// As [`Machine::queue_here`], for what is asked of a stream of any context.
+    pub(super) fn queue_on_device(&mut self, call: &'static str, stream: StreamHandle) -> Result<Queue> {
         let device = self.device_here(call)?;
         let queue = self.queue(stream, device);
         if let Queue::Stream(stream) = queue {
@@ -307,13 +352,19 @@ impl Machine {
             capture.push(queue, Node::Task(task, kernel));
             return Ok(());
         }
+        self.refuse_legacy("the legacy stream", queue)?;
+        self.enqueue(queue, task, Vec::new());
+        Ok(())
+    }
+
+    /// Refuses the legacy stream, and ends captures for it, while there are any.
+    pub(super) fn refuse_legacy(&mut self, call: &str, queue: Queue) -> Result<()> {
         if let Queue::Legacy(_) = queue
             && !self.captures.is_empty()
         {
             self.captures.values_mut().for_each(Capturing::invalidate);
-            return Err(refuse("the legacy stream", "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"));
+            return Err(refuse(call, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"));
         }
-        self.enqueue(queue, task, Vec::new());
         Ok(())
     }
 
@@ -353,6 +404,7 @@ impl Machine {
             Some((owner, _)) if Some(*owner) == device => {}
             _ => return Err(refuse("cuEventRecord", "CUDA_ERROR_INVALID_HANDLE")),
         }
+        self.refuse_legacy("cuEventRecord", queue)?;
         if self.priority(queue) == Priority::Ordinary {
             let index = self.records;
             self.records += 1;
@@ -376,6 +428,7 @@ impl Machine {
         let Some((_, recorded)) = self.events.get(&event).cloned() else {
             return refuse("CUDA_ERROR_INVALID_HANDLE");
         };
+        self.refuse_legacy("cuStreamWaitEvent", queue)?;
         let index = self.waits;
         self.waits += 1;
         if self.ignored_wait == Some(index) {

@@ -151,6 +151,11 @@ impl Double {
         self.lock().separated.extend([(a, b), (b, a)]);
     }
 
+    /// Each device may be let reach so many others and no more, which is not told before.
+    pub(crate) fn limit_peers(&self, most: usize) {
+        self.lock().most_peers = most;
+    }
+
     /// Its devices are linked by something else than NVLink.
     pub(crate) fn split_lines(&self) {
         self.lock().splits_lines = true;
@@ -356,6 +361,23 @@ impl Double {
     /// A stream that counts as the caller's.
     pub(crate) fn stream(&self, device: u32) -> StreamHandle {
         self.lock().create_stream(device, false, Priority::Ordinary)
+    }
+
+    /// A context of a device that the program has made.
+    pub(crate) fn make_context(&self, device: u32) -> ContextHandle {
+        let mut machine = self.lock();
+        let number = machine.made_contexts.len() + 1;
+        let context = ContextHandle(context_of(device).0 + (number << 16));
+        machine.made_contexts.insert(context);
+        context
+    }
+
+    /// As [`Double::stream`], of a context that the program has made; or of a green one, which this is then.
+    pub(crate) fn stream_of(&self, context: ContextHandle, green: bool) -> StreamHandle {
+        let mut machine = self.lock();
+        let stream = machine.create_stream(device_of(context), false, Priority::Ordinary);
+        machine.streams.entry(stream).and_modify(|state| (state.context, state.green) = (context, green));
+        stream
     }
 
     /// Writes `bytes` when the stream comes to it.
@@ -597,6 +619,11 @@ fn context_of(device: u32) -> ContextHandle {
     ContextHandle(device as usize + 1)
 }
 
+/// Whether it is a device's primary one.
+fn is_primary(context: ContextHandle) -> bool {
+    context.0 < 1 << 16
+}
+
 fn device_of(context: ContextHandle) -> u32 {
-    context.0 as u32 - 1
+    (context.0 & 0xffff) as u32 - 1
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cuda::driver::MemoryCalls;
+use crate::cuda::driver::{MemoryCalls, StreamCalls};
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 
@@ -234,6 +234,59 @@ fn captured_streams_are_joined_and_apart() {
         assert!(double.allocate_device(4).unwrap_err().text().contains("CAPTURE_UNSUPPORTED"));
     }
     assert!(double.end_capture(handle, 0).is_err());
+}
+
+/// Whatever the mode of the thread that does it.
+#[test]
+fn a_capture_ends_with_what_it_forbids() {
+    let (double, devices, [stream, other], _) = two(Order::RoundRobin);
+    let handle = stream.handle();
+    let event = Event::new(&devices, 0).unwrap();
+    event.record(&other).unwrap();
+    // SAFETY: the double trusts no handles.
+    let legacy = unsafe { Stream::borrow(&devices, 0, StreamHandle::LEGACY) }.unwrap();
+    let forbidden: [&dyn Fn() -> Result<()>; 4] =
+        [&|| stream.query().map(drop), &|| legacy.query().map(drop), &|| event.record(&legacy), &|| {
+            legacy.wait(&event)
+        }];
+    for (number, forbidden) in forbidden.into_iter().enumerate() {
+        double.begin_capture(handle, 0);
+        let refused = forbidden().expect_err("it is forbidden");
+        assert!(refused.text().contains("CUDA_ERROR_STREAM_CAPTURE_"), "{refused}");
+        assert!(double.end_capture(handle, 0).is_err(), "{number}");
+    }
+    // What tells nothing ends nothing.
+    double.begin_capture(handle, 0);
+    {
+        let _entered = devices.enter(0).unwrap();
+        // SAFETY: as above.
+        unsafe { double.stream_id(handle) }.expect_err("it is not told of a stream in a capture");
+    }
+    double.end_capture(handle, 0).unwrap();
+}
+
+#[test]
+fn handles_and_addresses_come_back_and_numbers_do_not() {
+    let (double, devices, ..) = two(Order::RoundRobin);
+    let _entered = devices.enter(0).unwrap();
+    let stream = || {
+        let stream = Stream::new(&devices, 0, false).unwrap();
+        // SAFETY: the double trusts no handles.
+        (stream.handle(), unsafe { double.stream_id(stream.handle()) }.unwrap())
+    };
+    let (first, second) = (stream(), stream());
+    assert!(first.0 == second.0 && first.1 != second.1, "{first:?}, {second:?}");
+    let event = || Event::new(&devices, 0).unwrap().handle();
+    assert_eq!(event(), event());
+    let memory = || {
+        let address = double.memory(0, 64);
+        let number = devices.locate(address).unwrap().expect("it is there").buffer;
+        double.free(address);
+        (address, number)
+    };
+    let (first, second) = (memory(), memory());
+    assert!(first.0 == second.0 && first.1 != second.1, "{first:?}, {second:?}");
+    assert!(devices.locate(first.0).unwrap().is_none(), "it is freed");
 }
 
 /// The driver refuses edges that are there already, and that are not there.

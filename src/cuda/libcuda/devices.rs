@@ -7,7 +7,11 @@ use cudarc::driver::sys;
 use super::{INVALID_CONTEXT, Libcuda, links, ordinal, raw};
 use crate::cuda::driver::{ContextHandle, DeviceCalls};
 use crate::cuda::queues;
-use crate::error::Result;
+use crate::error::{Error, Result, fail};
+
+const ALREADY_ENABLED: c_int = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as c_int;
+const ACCESS_UNSUPPORTED: c_int = sys::CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED as c_int;
+const TOO_MANY_PEERS: c_int = sys::CUresult::CUDA_ERROR_TOO_MANY_PEERS as c_int;
 
 impl DeviceCalls for Libcuda {
     fn device_count(&self) -> Result<u32> {
@@ -73,6 +77,20 @@ impl DeviceCalls for Libcuda {
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
+    unsafe fn context_device(&self, context: ContextHandle) -> Result<u32> {
+        // SAFETY: the caller's promise; pushed and popped here.
+        let device = unsafe {
+            self.push_context(context)?;
+            let device = self.current_device();
+            self.pop_context()?;
+            device
+        };
+        match device? {
+            Some(device) => Ok(device),
+            None => fail!(Cuda, "cuCtxGetDevice answered no device"),
+        }
+    }
+
     fn current_device(&self) -> Result<Option<u32>> {
         let mut device = -1;
         // SAFETY: fills `device`.
@@ -108,13 +126,15 @@ impl DeviceCalls for Libcuda {
         Ok(links::are_linked(own, peer))
     }
 
-    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
+    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<Option<Error>> {
+        const CALL: &str = "cuCtxEnablePeerAccess";
         // SAFETY: the caller's promise.
         let result = unsafe { (self.calls.cuCtxEnablePeerAccess)(raw(peer.0), 0) };
-        if result == sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as c_int {
-            return Ok(());
+        match result {
+            ALREADY_ENABLED => Ok(None),
+            TOO_MANY_PEERS | ACCESS_UNSUPPORTED => Ok(Some(self.error(CALL, result))),
+            result => self.check(CALL, result).map(|()| None),
         }
-        self.check("cuCtxEnablePeerAccess", result)
     }
 
     fn queues(&self) -> usize {

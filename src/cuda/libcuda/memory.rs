@@ -138,6 +138,18 @@ impl MemoryCalls for Libcuda {
         self.check("cuMemcpyDtoDAsync", result)
     }
 
+    unsafe fn copy_on_host(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
+        // SAFETY: the caller's promise. What memory it is the driver tells by the addresses.
+        self.check("cuMemcpyAsync", unsafe { (self.calls.cuMemcpyAsync)(to, from, bytes, raw(stream.0)) })
+    }
+
     /// By the one address space that all devices share: the call that takes contexts cannot be captured.
     unsafe fn copy_to_peer(
         &self,

@@ -6,8 +6,8 @@ use cudarc::driver::sys;
 
 use super::{Libcuda, raw};
 use crate::cuda::driver::{
-    Capture, CaptureMode, ContextHandle, DeviceCalls, EventHandle, GraphNode, GraphRecord, Priority,
-    StreamCalls, StreamHandle,
+    Capture, CaptureMode, ContextHandle, EventHandle, GraphNode, GraphRecord, Priority, StreamCalls,
+    StreamHandle,
 };
 use crate::error::{Result, fail};
 
@@ -87,23 +87,20 @@ impl StreamCalls for Libcuda {
         self.check("cuStreamDestroy", unsafe { (self.calls.cuStreamDestroy_v2)(raw(stream.0)) })
     }
 
-    unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
+    unsafe fn stream_context(&self, stream: StreamHandle) -> Result<ContextHandle> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the caller's promise; fills `context`.
         let result = unsafe { (self.calls.cuStreamGetCtx)(raw(stream.0), &raw mut context) };
         self.check("cuStreamGetCtx", result)?;
-        let mut device = -1;
-        // SAFETY: the stream keeps its context; pushed and popped here.
-        unsafe {
-            self.push_context(ContextHandle(context.expose_provenance()))?;
-            let result = (self.calls.cuCtxGetDevice)(&raw mut device);
-            self.pop_context()?;
-            self.check("cuCtxGetDevice", result)?;
-        }
-        match u32::try_from(device) {
-            Ok(device) => Ok(device),
-            Err(_) => fail!(Cuda, "cuCtxGetDevice answered device {device}"),
-        }
+        Ok(ContextHandle(context.expose_provenance()))
+    }
+
+    unsafe fn is_green(&self, stream: StreamHandle) -> Result<bool> {
+        let Some(ask) = self.green_context else { return Ok(false) };
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the caller's promise; fills `context`.
+        self.check("cuStreamGetGreenCtx", unsafe { ask(raw(stream.0), &raw mut context) })?;
+        Ok(!context.is_null())
     }
 
     unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {

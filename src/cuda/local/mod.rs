@@ -105,7 +105,9 @@ impl Pointers {
             let stream = match streams.get(index) {
                 // SAFETY: the caller's promise.
                 Some(&handle) => unsafe { Stream::borrow(devices, device, handle) },
-                None => Stream::new(devices, device, true),
+                None => {
+                    devices.check_default_stream(device).and_then(|()| Stream::new(devices, device, true))
+                }
             };
             pointers.addresses.push(span.address);
             pointers.open.push(open);

@@ -9,6 +9,7 @@ use super::stages::by_stages;
 use super::windows::{MIB, allgather, window};
 use super::*;
 use crate::cuda::double::Refusal;
+use crate::cuda::driver::DeviceCalls;
 
 /// What a rank does that has this memory on its device.
 type Deed = fn(&Context, &Seat, u64) -> Result<()>;
@@ -103,6 +104,42 @@ fn a_driver_that_refuses_a_message_is_everybodys() {
     let untold: Vec<String> =
         calls.into_iter().flat_map(|(what, deed)| untold(what, Status::Cuda, deed)).collect();
     assert_eq!(untold, Vec::<String>::new());
+}
+
+/// What it is refused for is this rank's program's alone.
+#[test]
+fn a_stream_of_a_context_that_the_program_has_made_concerns_no_other() {
+    let seats = processes(2);
+    ranks(&seats, words, |context, (double, _, device)| {
+        let output = double.memory(*device, 4);
+        let refused = |stream: Option<StreamHandle>| {
+            let error = run(&sum(context, 1, output, stream, PATIENCE)).expect_err("it is refused");
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+            assert!(error.text().contains("that the program has made"), "{error}");
+        };
+        if context.rank() == 0 {
+            let own = double.make_context(*device);
+            let stream = double.stream_of(own, false);
+            refused(Some(stream));
+            // SAFETY: the double trusts no addresses.
+            let sent = unsafe { point(context, output, 4, Direction::Send, Some(stream)).begin() };
+            let error = Pending::close_all(vec![sent.expect("it joins others")]).remove(0).map(drop);
+            assert_eq!(error.expect_err("it is refused").status(), Status::InvalidArgument);
+            // SAFETY: it lives as long as the double.
+            unsafe { double.push_context(own) }.expect("it is there");
+            for stream in [None, Some(StreamHandle::LEGACY), Some(StreamHandle::PER_THREAD)] {
+                refused(stream);
+            }
+            // SAFETY: pushed above.
+            unsafe { double.pop_context() }.expect("what was pushed");
+        }
+        let green = double.stream_of(double.make_context(*device), true);
+        for (call, stream) in (1..).zip([Some(double.stream(*device)), Some(green), None]) {
+            run(&sum(context, 1, output, stream, PATIENCE)).expect("a sum");
+            assert_eq!(word(double, output), call);
+        }
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn bad_arguments_are_named_whichever_way_calls_go() {
         troubled(2, exchanges, |rank| {
             let double = rank.double;
             let (here, there) = (double.memory(0, BYTES), double.memory(1, BYTES));
-            let (short, freed) = (double.memory(0, BYTES - 1), double.memory(0, BYTES));
+            let (short, freed) = (double.memory(0, BYTES - 1), double.memory(0, BYTES + 1));
             let pieces = double.mapped(0, 128, 3);
             let [managed, pinned] =
                 [Memory::Managed, Memory::Host].map(|memory| double.memory_of(memory, 0, BYTES - 1));
@@ -148,7 +148,8 @@ fn bad_arguments_are_named_whichever_way_calls_go() {
                     let host = [0u8; BYTES];
                     let host = host.as_ptr().expose_provenance() as u64;
                     refused(host, here, &plain, &text("sendbuf", host));
-                    // The double keeps what is freed: it looks like the host's.
+                    // The double keeps what is freed, and nobody has taken so much again: it looks like the
+                    // host's.
                     refused(here, freed, &on_stream, &text("recvbuf", freed));
                     if !first {
                         let text = "sendbuf is memory of GPU 1, but rank";

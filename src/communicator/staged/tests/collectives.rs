@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::communicator::context::Membership;
+use crate::cuda::driver::Memory;
 use crate::engine::staged::relay::Limits;
 
 /// Elements: none, one, odd, three pieces and a bit.
@@ -244,6 +245,38 @@ fn a_group_of_one_that_scales_by_the_host_lets_nothing_go_that_its_stream_uses()
             rank.drain()
         });
         assert_eq!(complaints.concat(), Vec::<String>::new(), "call {failing}");
+    }
+}
+
+#[test]
+fn a_group_of_one_copies_pinned_memory_as_often_as_its_graph_runs() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
+        ranks(1, "shm", order, |rank| {
+            let [input, output] = [0; 2].map(|_| rank.double.memory_of(Memory::Host, 0, 16));
+            let call = Call { on_device: true, ..rank.call() };
+            let capture = |output: u64| {
+                rank.double.begin_capture(rank.stream, 0);
+                let sum = request(Kind::Allreduce, input, output, 4, 0);
+                let work = rank.start(&sum, &call).expect("it is captured");
+                work.wait(Deadline::after(PATIENCE)).expect("it is in the graph");
+                rank.double.end_capture(rank.stream, 0).expect("a graph")
+            };
+            // It is never launched.
+            drop(capture(output));
+            let graphs = [capture(output), capture(input)];
+            for round in 1..5 {
+                rank.fill(input, &[round; 4]);
+                for graph in &graphs {
+                    rank.double.launch_graph(graph, rank.stream, 0);
+                }
+                rank.expect(output, &[round; 4], "replayed");
+            }
+            rank.fill(input, &[7; 4]);
+            let work = rank.start(&request(Kind::Allreduce, input, output, 4, 0), &call).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            rank.expect(output, &[7; 4], "outside of a graph");
+            assert_eq!(rank.drain(), Vec::<String>::new(), "{order:?}");
+        });
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicUsize;
 
 use super::*;
 use crate::cuda::double::Refusal;
+use crate::cuda::driver::DeviceCalls;
 use crate::cuda::joined;
 
 /// Elements of a short call.
@@ -374,6 +375,20 @@ fn wrong_memory_and_wrong_streams_are_named() {
         let (status, text) = refused(16, here, &Call::default());
         assert_eq!(status, Status::InvalidArgument);
         assert!(text.starts_with("sendbuf (0x10) is neither memory that CUDA knows nor"), "{text}");
+        let own = rank.double.make_context(0);
+        let call = Call { stream: Some(rank.double.stream_of(own, false)), ..Call::default() };
+        let (status, text) = refused(here, here, &call);
+        assert_eq!(status, Status::InvalidArgument);
+        assert!(text.starts_with("the stream is of a context that the program has made on GPU 0"), "{text}");
+        // SAFETY: it lives as long as the double.
+        unsafe { rank.double.push_context(own) }.expect("it is there");
+        for call in [Call::default(), Call { stream: Some(StreamHandle::LEGACY), ..Call::default() }] {
+            let (status, text) = refused(here, here, &call);
+            assert_eq!(status, Status::InvalidArgument);
+            assert!(text.starts_with("this thread's context on GPU 0 is one that the program"), "{text}");
+        }
+        // SAFETY: pushed above.
+        unsafe { rank.double.pop_context() }.expect("what was pushed");
         rank.double.begin_capture(rank.stream, 0);
         let (status, text) = refused(here, here, &rank.call());
         assert_eq!(status, Status::InvalidUsage);

@@ -119,6 +119,8 @@ impl DeviceExchange {
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
         let parts = self.parts();
+        let checked = self.check_default_stream(caller);
+        self.or_fail(group, class, caller, checked)?;
         // Once for all that follows.
         let entered = parts.last.devices().enter(self.device());
         let _entered = self.or_fail(group, class, caller, entered)?;
@@ -208,19 +210,28 @@ impl DeviceExchange {
         Ok((handle, id, capture))
     }
 
-    /// Why the caller's stream cannot be used: it may be one of another device.
+    /// Refuses a call in the order of a default stream that is not this thread's: before its device is
+    /// entered.
+    pub(super) fn check_default_stream(&self, caller: Caller) -> Result<()> {
+        match caller.stream {
+            Some(stream) if !stream.is_default() => Ok(()),
+            _ => self.devices().check_default_stream(self.device()),
+        }
+    }
+
+    /// Why the caller's stream cannot be used: it may be one of another device, or of another context.
     #[cold]
     pub(super) fn foreign(&self, caller: Caller, error: Error) -> Error {
         let (own, devices) = (self.device(), self.parts().last.devices());
         let stream = caller.stream.filter(|stream| !stream.is_default());
-        // SAFETY: the caller has promised that it lives.
-        match stream.map(|stream| unsafe { devices.driver().stream_device(stream) }) {
+        match stream.map(|stream| devices.device_of_stream(stream)) {
             Some(Ok(other)) if other != own => {
                 let name = caller.memory;
                 let text =
                     format!("call->stream is a stream of GPU {other}, but {name} is memory of GPU {own}");
                 Error::new(Status::InvalidArgument, text)
             }
+            Some(Err(refusal)) if refusal.status() == Status::InvalidArgument => refusal,
             _ => error,
         }
     }

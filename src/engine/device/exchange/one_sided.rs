@@ -258,6 +258,7 @@ impl DeviceExchange {
         give: impl FnOnce(&Stream, Option<u64>) -> Result<()>,
     ) -> Result<()> {
         let (parts, devices) = (self.parts(), self.devices());
+        self.check_default_stream(caller)?;
         let _entered = devices.enter(self.device())?;
         let handle = caller.stream.unwrap_or(parts.stream.handle());
         // SAFETY: the caller's promise.

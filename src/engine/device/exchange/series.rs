@@ -34,6 +34,7 @@ impl DeviceExchange {
     pub unsafe fn series(self: &Arc<Self>, caller: Caller) -> Result<Series<'_>> {
         let parts = self.parts();
         let devices = parts.last.devices();
+        self.check_default_stream(caller)?;
         let handle = caller.stream.unwrap_or(parts.stream.handle());
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
