@@ -19,7 +19,8 @@ pub struct Image {
     sm_90: Packed,
     /// Machine code for compute capabilities 10.x.
     sm_100: Packed,
-    /// PTX, which the driver compiles for any other from 8.0 up. That takes seconds the first time.
+    /// PTX, which the driver compiles for any other from 8.0 up. That takes seconds the first time. Drivers
+    /// before 550 refuse that of kernels which exchange.
     compute_80: Packed,
 }
 
@@ -203,6 +204,19 @@ mod tests {
                 assert!(!text.contains("griddepcontrol") && !super::is_machine_code(major));
                 assert_eq!(undeclared(&text).first(), None);
             }
+        }
+    }
+
+    /// A driver compiles PTX up to the version of its CUDA: 525 up to 8.0, 535 up to 8.2, 550 up to 8.4.
+    #[test]
+    fn drivers_from_525_compile_what_copies_and_reduces_and_those_from_550_what_exchanges() {
+        let exchange = [&exchange::IMAGE, &exchange::STAGES, &exchange::WINDOWED].map(|image| (image, "8.4"));
+        let others = courier::programs().map(|(image, _)| (image, "8.0"));
+        for (image, version) in exchange.into_iter().chain([(&kernels::IMAGE, "8.0")]).chain(others) {
+            let text = String::from_utf8_lossy(image.of_capability(8).unpack().expect("it was packed well"));
+            assert!(text.starts_with(&format!(".version {version}\n")), "{}", &text[..15]);
+            // 8.3 has it.
+            assert!(!text.contains("used_bytes_mask"));
         }
     }
 

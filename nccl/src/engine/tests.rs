@@ -73,6 +73,12 @@ impl Driver {
         place.store(held.into(), Ordering::SeqCst);
     }
 
+    /// Makes it that of CUDA 12.`minor`, for what it compiles.
+    fn compiles_as_of_12(&self, minor: c_int) {
+        // SAFETY: an int of the driver's; no thread loads anything just now.
+        unsafe { self.symbol(c"last_text").cast::<c_int>().write(80 + minor) }
+    }
+
     /// By how many kernels one GPU was ahead of another at most.
     fn most_ahead(&self) -> c_int {
         // SAFETY: an int of the driver's; no thread launches anything just now.
@@ -197,4 +203,34 @@ fn ranks_of_one_thread_are_given_long_groups_in_turns() {
         let ahead = driver.most_ahead();
         assert!((1..=128).contains(&ahead), "by {ahead} launches");
     });
+}
+
+/// On GPUs without machine code.
+#[test]
+fn a_driver_that_is_too_old_for_the_exchange_is_told_of_and_couriers_run() {
+    let name = "a_driver_that_is_too_old_for_the_exchange_is_told_of_and_couriers_run";
+    let log = std::env::temp_dir().join(format!("unisono-{}-{name}", std::process::id()));
+    let log = log.to_str().expect("letters");
+    let settings = [("CUDA_FORCE_PTX_JIT", "1"), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_FILE", log)];
+    over_driver(name, &settings, |driver| {
+        driver.compiles_as_of_12(0);
+        let communicators: [ncclComm_t; 2] = communicators();
+        let streams = [0, 1].map(|gpu| driver.stream(gpu, 4096));
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        for (communicator, (stream, memory)) in communicators.into_iter().zip(streams) {
+            // SAFETY: live memory.
+            let called = unsafe { ncclAllReduce(memory, memory, 64, FLOAT, 0, communicator, stream) };
+            assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
+        }
+        assert_eq!(ncclGroupEnd(), SUCCESS, "{}", last_error(null_mut()));
+        for communicator in communicators {
+            assert_eq!(ncclCommDestroy(communicator), SUCCESS, "{}", last_error(null_mut()));
+        }
+        let log = std::env::var_os("NCCL_DEBUG_FILE").expect("it is set");
+        let log = std::fs::read_to_string(log).expect("it was written");
+        let told = log.lines().find(|line| line.contains("goes through the host, because of"));
+        assert!(told.is_some_and(|line| line.contains("install driver 550 (CUDA 12.4) or newer")), "{log}");
+        assert!(!log.contains("copy engines"), "{log}");
+    });
+    let _ = std::fs::remove_file(log);
 }

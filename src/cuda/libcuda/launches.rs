@@ -1,12 +1,15 @@
 //! Modules, their kernels, and functions that a stream calls.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use cudarc::driver::sys;
 
 use super::{Libcuda, raw};
 use crate::cuda::driver::{FunctionHandle, Grid, HostFunction, LaunchCalls, ModuleHandle, StreamHandle};
 use crate::error::Result;
+
+/// PTX has a version that the driver does not know yet.
+const TEXT_TOO_NEW: c_int = sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as c_int;
 
 impl LaunchCalls for Libcuda {
     unsafe fn launch_host(
@@ -25,7 +28,13 @@ impl LaunchCalls for Libcuda {
         let mut module = std::ptr::null_mut();
         // SAFETY: the caller's promise; a cubin tells its own length, PTX ends with a zero.
         let result = unsafe { (self.calls.cuModuleLoadData)(&raw mut module, image.as_ptr().cast()) };
-        self.check("cuModuleLoadData", result)?;
+        self.check("cuModuleLoadData", result).map_err(|error| match result {
+            // What comes first is told in any case: others are told no more than some 250 bytes.
+            TEXT_TOO_NEW => error.context(
+                "the driver compiles what runs on this GPU, and is too old for that: install driver 550 (CUDA 12.4) or newer",
+            ),
+            _ => error,
+        })?;
         Ok(ModuleHandle(module.expose_provenance()))
     }
 

@@ -28,7 +28,7 @@ macro_rules! calls {
                         if symbol.is_null() {
                             fail!(
                                 Cuda,
-                                "the CUDA driver has no {}: it is too old; install driver 525 (CUDA 12.0) or newer",
+                                "the CUDA driver has no {}: it is too old; install driver 525 (CUDA 12.0) or newer, on GPUs of compute capability 8 driver 550 (CUDA 12.4)",
                                 stringify!($name)
                             );
                         }

@@ -3,12 +3,16 @@
 #define cuEventQuery cuEventQueryAtOnce
 #define cuStreamQuery cuStreamQueryAtOnce
 #define cuLaunchKernel cuLaunchKernelAtOnce
+#define cuModuleLoadData cuModuleLoadDataOfAny
 #include "../../../../scripts/host-time/driver.c"
 #undef cuEventQuery
 #undef cuStreamQuery
 #undef cuLaunchKernel
+#undef cuModuleLoadData
 
-enum { NOT_READY = 600 };
+#include <stdio.h>
+
+enum { UNSUPPORTED_PTX_VERSION = 222, NOT_READY = 600 };
 
 /* As long as this is set, no stream has come to anything that is asked for. */
 int held;
@@ -19,6 +23,15 @@ int cuEventQuery(intptr_t event) {
 }
 
 int cuStreamQuery(intptr_t stream) { return cuEventQuery(stream); }
+
+/* The last version of PTX that it compiles, ten times as high. */
+int last_text = 87;
+
+int cuModuleLoadData(intptr_t *module, const void *image) {
+    int major, minor;
+    if (sscanf(image, ".version %d.%d", &major, &minor) == 2 && 10 * major + minor > last_text) return UNSUPPORTED_PTX_VERSION;
+    return cuModuleLoadDataOfAny(module, image);
+}
 
 /* Kernels that each GPU was given, and by how many one was ahead of another at most. */
 int given[GPUS], most_ahead;
