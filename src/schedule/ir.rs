@@ -5,6 +5,8 @@
 //! from the spans that steps read and write, so an algorithm states what it moves, in program order, and
 //! cannot forget an edge. Pipelining is nothing else than smaller spans.
 
+use std::collections::BTreeSet;
+
 pub use crate::reduce::Representation;
 use crate::schedule::collective::Collective;
 
@@ -181,6 +183,17 @@ impl Schedule {
             _ => 0,
         };
         self.steps.iter().map(block).collect()
+    }
+
+    /// Whom it exchanges messages with.
+    pub fn peers(&self) -> BTreeSet<Rank> {
+        let peer = |step: &Step| match step.action {
+            Action::Send { to: peer, .. }
+            | Action::Receive { from: peer, .. }
+            | Action::ReceiveReduce { from: peer, .. } => Some(peer),
+            Action::Fold { .. } | Action::Copy { .. } => None,
+        };
+        self.steps.iter().filter_map(peer).collect()
     }
 
     /// The same with other numbers for the ranks.
