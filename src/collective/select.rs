@@ -55,16 +55,18 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         };
     }
     let kind = checked.collective.kind();
-    let count = match &checked.collective {
+    let (count, all) = match &checked.collective {
         Collective::Allreduce { count }
         | Collective::Reduce { count, .. }
-        | Collective::Broadcast { count, .. } => *count,
+        | Collective::Broadcast { count, .. } => (*count, *count),
         Collective::Allgather { counts }
         | Collective::Gather { counts, .. }
         | Collective::Scatter { counts, .. }
-        | Collective::ReduceScatter { counts } => counts.iter().copied().max().unwrap_or(0),
-        Collective::Alltoall { send_counts, .. } => send_counts.first().copied().unwrap_or(0),
-        Collective::Barrier => 0,
+        | Collective::ReduceScatter { counts }
+        | Collective::Alltoall { send_counts: counts, .. } => {
+            (counts.iter().copied().max().unwrap_or(0), total(counts))
+        }
+        Collective::Barrier => (0, 0),
     };
     let element = checked.dtype.size() as u64;
     let accumulator = checked.dtype.accumulator().size() as u64;
@@ -72,13 +74,13 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         kind,
         size: shape.size,
         count,
+        total: all,
         chunk: shape.chunk,
         ranks_per_node: shape.ranks_per_node,
         widths: Widths { element, accumulator },
     };
     let reduces = checked.operator.is_some();
-    let blocks = if kind == Kind::ReduceScatter { u64::from(shape.size) } else { 1 };
-    let short = count.saturating_mul(element).saturating_mul(blocks) <= SHORT;
+    let short = all.saturating_mul(element) <= SHORT;
     let several_nodes = (2..shape.size).contains(&shape.ranks_per_node);
     let candidates = Algorithm::ALL.into_iter().filter(|algorithm| {
         let peers = algorithm.peers(kind, shape);
@@ -354,6 +356,54 @@ mod tests {
                             assert!(peers <= most, "{what}: rank {rank} has {peers} peers");
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lists_of_equal_blocks_get_what_their_count_gets() {
+        for kind in [Kind::Allgather, Kind::ReduceScatter] {
+            for size in (2..=16).chain([31, 32, 48, 63, 64, 65, 100, 1000]) {
+                for count in [0, 1, 3, 100, 1 << 10, (1 << 12) + 1, 1 << 14, 1 << 17, 1 << 20, 1 << 24] {
+                    for ranks_per_node in [1, 2, 8, size] {
+                        let even = call(kind, Counts::Blocks(vec![count; size as usize]), size);
+                        let found = choice_for(&even, size, ranks_per_node);
+                        let expected = choice_on(kind, count, size, ranks_per_node);
+                        assert_eq!(found, expected, "{kind:?} of {count} among {size} by {ranks_per_node}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// By the simulation: what a call takes where one rank has all, and where rank `i` has `1 / (i + 1)`.
+    #[test]
+    fn blocks_of_unlike_lengths_are_not_taken_for_as_long_as_the_longest() {
+        const COUNT: u64 = 1 << 20;
+        for kind in [Kind::Allgather, Kind::ReduceScatter] {
+            for size in [8u32, 13, 32] {
+                let alone = (0..size).map(|rank| if rank == 1 { COUNT } else { 0 }).collect();
+                let falling = (1..=u64::from(size)).map(|rank| COUNT / rank).collect();
+                for counts in [alone, falling] {
+                    let checked = call(kind, Counts::Blocks(counts), size);
+                    let times = |algorithm: Algorithm| {
+                        let chunk = chunk(&checked, false);
+                        let shape = |rank| Shape { chunk, ..Shape::new(rank, size) };
+                        let plan = |rank| plan(algorithm, &checked.collective, &shape(rank)).expect("a plan");
+                        let schedules: Vec<_> = (0..size).map(plan).collect();
+                        let schedules: Vec<_> = schedules.iter().collect();
+                        let widths = Widths { element: 4, accumulator: 4 };
+                        MODEL.simulate(&schedules, size, widths).expect("the schedules fit")
+                    };
+                    let chosen = choice_for(&checked, size, size);
+                    let others: &[Algorithm] = match kind {
+                        Kind::Allgather => &[Algorithm::Linear, Algorithm::Ring, Algorithm::Bruck],
+                        _ => &[Algorithm::Linear, Algorithm::HalvingDoubling],
+                    };
+                    let least = others.iter().map(|&other| times(other)).fold(f64::INFINITY, f64::min);
+                    let taken = times(chosen);
+                    assert!(taken < 1.5 * least, "{chosen:?} for {:?}: {taken}, {least}", checked.collective);
                 }
             }
         }
