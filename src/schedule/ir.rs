@@ -99,7 +99,7 @@ pub enum Action {
         slot: u32,
     },
     /// Receives and combines: `into = local ∘ received`, or `received ∘ local` when `received_left`. `into`
-    /// may be `local`. Storing an accumulator into an element buffer applies the operator's final step.
+    /// may be `local`, and else does not overlap it. Storing an accumulator into an element buffer applies the operator's final step.
     ReceiveReduce {
         /// From whom.
         from: Rank,
@@ -116,7 +116,7 @@ pub enum Action {
     },
     /// Combines the operands `operands[first..first + count]` of the schedule, in the canonical tree order
     /// over that list, into `into`. One operand converts: into an accumulator, or (final step, rounding) into
-    /// an element. `into` may be one of the operands.
+    /// an element. `into` may be one of the operands, and overlaps no other.
     Fold {
         /// Index of the first operand in [`Schedule::operands`].
         first: u32,
