@@ -193,6 +193,25 @@ fn peers_are_run_once_per_round_and_compared() {
 }
 
 #[test]
+fn a_peer_stands_beside_no_case_that_it_may_not_have_measured() {
+    let peer = "stub=echo allreduce 64 1 2; echo broadcast 64 1 2; echo barrier 0 1 2";
+    for (several, compared) in [
+        (["-d", "float32,int32"], ["barrier"].as_slice()),
+        (["-o", "sum,max"], &["broadcast", "barrier"]),
+        (["-r", "0,1"], &["allreduce", "barrier"]),
+        // These are other ways to do the same.
+        (["-t", "shm,tcp"], &["allreduce", "broadcast", "barrier"]),
+    ] {
+        let operations = ["allreduce", "broadcast", "barrier", "--ranks", "2", "--sizes", "64", "-n", "1"];
+        let (json, table) = measured("several", &[&operations[..], &several, &["--peer", peer]].concat());
+        for result in results(&json) {
+            let expected = compared.iter().any(|operation| result["operation"] == *operation);
+            assert_eq!(result["peers"]["stub"].is_object(), expected, "{several:?}: {result}, {table}");
+        }
+    }
+}
+
+#[test]
 fn a_peer_is_not_told_what_the_ranks_were() {
     let folder = Folder::new("told");
     let file = folder.file("told");
