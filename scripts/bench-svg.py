@@ -19,17 +19,43 @@ INK, GRID = "#57606a", "#d0d7de"
 COLORS = ["#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#0e7490", "#57606a"]
 
 
-def measured(path, operation, call):
+CASE = ["type", "operator", "root", "transport", "algorithm", "place"]  # What rows of one operation, call and size may differ in.
+
+
+def rows_of(path):
+    """What a file has, and its rows."""
+    try:
+        content = json.loads(Path(path).read_text())
+        rows = content["results"]
+        if all(key in row for row in rows for key in ("operation", "call", "bytes", "peers", *CASE)) and content["ranks"]:
+            return content, rows
+        what = "no collectives"
+    except (OSError, ValueError) as error:
+        what = error
+    except (KeyError, TypeError):
+        what = "no collectives"
+    sys.exit(f"{path} cannot be drawn: {what}; files of `unisono-bench OPERATION... --json FILE` can")
+
+
+def measured(path, operation, call, only):
     """The ranks of a file, and for each that was measured microseconds by bytes, the first one first."""
-    content = json.loads(Path(path).read_text())
-    series = {}
-    for row in content["results"]:
-        if row["operation"] != operation or row["call"] != call:
+    content, rows = rows_of(path)
+    series, drawn = {}, {}
+    for row in rows:
+        if row["operation"] != operation or row["call"] != call or any(str(row.get(key)) != value for key, value in only.items()):
             continue
         here = row.get("subjects") or {f"unisono ({row['transport']})": row}
-        for name, cell in [*here.items(), *row["peers"].items()]:
-            if cell.get("p50_us"):
-                series.setdefault(name, {})[row["bytes"]] = cell["p50_us"]
+        for name, cell in here.items():
+            if not cell.get("p50_us"):
+                continue
+            other = drawn.setdefault((name, row["bytes"]), row)
+            if other is not row:
+                differ = [f"{key} {other[key]} and {row[key]}" for key in CASE if other[key] != row[key]]
+                sys.exit(f"{path} has {name} twice for {row['bytes']} bytes: {', '.join(differ) or 'the same'}; --only KEY=VALUE chooses")
+            series.setdefault(name, {})[row["bytes"]] = cell["p50_us"]
+        # Their lines name operation and size alone: all such rows have the same.
+        for name, cell in row["peers"].items():
+            series.setdefault(name, {})[row["bytes"]] = cell["p50_us"]
     # JSON objects are sorted by name; the list tells who is first.
     order = content.get("subjects", [])
     ranked = sorted(series.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
@@ -104,9 +130,13 @@ class Panel:
         for name, times in self.series.items():
             color = COLORS[self.names.index(name) % len(COLORS)]
             out.append(curve([(self.x(size), self.y_time(time)) for size, time in sorted(times.items())], color))
-            ratios = [(size, min(time / first[size], self.ratios[1])) for size, time in sorted(times.items()) if size in first]
+            ratios = [(size, time / first[size]) for size, time in sorted(times.items()) if size in first]
             if times is not first:
-                out.append(curve([(self.x(size), self.y_ratio(ratio)) for size, ratio in ratios], color))
+                top = self.ratios[1]
+                out.append(curve([(self.x(size), self.y_ratio(min(ratio, top))) for size, ratio in ratios], color))
+                # What lies above the panel stands at its edge, with its number.
+                beyond = [(size, ratio) for size, ratio in ratios if ratio > top]
+                out += [text(self.x(size), self.y_ratio(top) - 5, f"↑{short(ratio)}×", color) for size, ratio in beyond]
         return out
 
 
@@ -125,21 +155,32 @@ def curve(points, color):
     return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>{dots}'
 
 
+def pairs(option, given):
+    """What KEY=TEXT,... says."""
+    try:
+        return dict(pair.split("=", 1) for pair in given.split(",") if pair)
+    except ValueError:
+        sys.exit(f"{option} takes KEY=VALUE,..., not {given}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--operation", default="allreduce")
     parser.add_argument("--call", default="graph", help="graph (the default), stream, blocking or work")
+    parser.add_argument("--only", default="", help=f"KEY=VALUE,...: rows with these alone, of {', '.join(CASE)}")
     parser.add_argument("--unit", default="GPUs", help="what a rank is, for the titles")
     parser.add_argument("--names", default="", help="KEY=TEXT,... for the legend; who has an empty TEXT is left out")
     parser.add_argument("--markdown", action="store_true", help="print tables, too")
     parser.add_argument("out", metavar="OUT.svg")
     parser.add_argument("files", metavar="FILE.json", nargs="+")
     arguments = parser.parse_args()
-    renamed = dict(pair.split("=", 1) for pair in arguments.names.split(",") if pair)
+    renamed, only = pairs("--names", arguments.names), pairs("--only", arguments.only)
+    if unknown := only.keys() - set(CASE):
+        sys.exit(f"--only knows no {', '.join(sorted(unknown))}; it knows {', '.join(CASE)}")
 
     found = []
     for path in arguments.files:
-        ranks, series = measured(path, arguments.operation, arguments.call)
+        ranks, series = measured(path, arguments.operation, arguments.call, only)
         series = {renamed.get(name, name): times for name, times in series.items() if renamed.get(name, name)}
         if not series:
             sys.exit(f"{path} has no {arguments.operation} called by {arguments.call}")

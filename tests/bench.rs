@@ -193,6 +193,25 @@ fn peers_are_run_once_per_round_and_compared() {
 }
 
 #[test]
+fn a_peer_stands_beside_no_case_that_it_may_not_have_measured() {
+    let peer = "stub=echo allreduce 64 1 2; echo broadcast 64 1 2; echo barrier 0 1 2";
+    for (several, compared) in [
+        (["-d", "float32,int32"], ["barrier"].as_slice()),
+        (["-o", "sum,max"], &["broadcast", "barrier"]),
+        (["-r", "0,1"], &["allreduce", "barrier"]),
+        // These are other ways to do the same.
+        (["-t", "shm,tcp"], &["allreduce", "broadcast", "barrier"]),
+    ] {
+        let operations = ["allreduce", "broadcast", "barrier", "--ranks", "2", "--sizes", "64", "-n", "1"];
+        let (json, table) = measured("several", &[&operations[..], &several, &["--peer", peer]].concat());
+        for result in results(&json) {
+            let expected = compared.iter().any(|operation| result["operation"] == *operation);
+            assert_eq!(result["peers"]["stub"].is_object(), expected, "{several:?}: {result}, {table}");
+        }
+    }
+}
+
+#[test]
 fn a_peer_is_not_told_what_the_ranks_were() {
     let folder = Folder::new("told");
     let file = folder.file("told");
@@ -407,12 +426,44 @@ fn what_was_measured_is_drawn() {
         Err(error) => return not_run("scripts/bench-svg.py", format_args!("python3: {error}")),
     };
     assert!(drawn.status.success(), "{}", text(&drawn.stderr));
-    let svg = std::fs::read_to_string(&picture).expect("it was written");
+    let read = |file: &str| std::fs::read_to_string(file).expect("it was written");
+    let svg = read(&picture);
     // Two curves of times, one of ratios.
     assert_eq!(svg.matches("<polyline").count(), 3, "{svg}");
     assert!(svg.contains(">Another &lt;one&gt;<") && svg.contains(">allreduce, 2 ranks<"), "{svg}");
     let refused = draw(&["--call", "graph"]).expect("python3 was there");
     assert!(text(&refused.stderr).contains("has no allreduce called by graph"), "{}", text(&refused.stderr));
+
+    // One name and size twice; ratios beyond the panel; and what has nothing to draw.
+    let mut content: Value = serde_json::from_str(&read(&json)).expect("JSON");
+    let rows = content["results"].as_array_mut().expect("a list");
+    rows.iter_mut().for_each(|row| row["p50_us"] = 1.0.into());
+    let in_place: Vec<Value> = rows
+        .iter()
+        .cloned()
+        .map(|mut row| {
+            row["place"] = "in".into();
+            row
+        })
+        .collect();
+    rows.extend(in_place);
+    let rewrite = |content: &Value| std::fs::write(&json, content.to_string()).expect("it is written");
+    let complaint = |more: &[&str]| {
+        let refused = draw(&[&["--call", "blocking"], more].concat()).expect("python3 was there");
+        let complaint = text(&refused.stderr);
+        assert_eq!((refused.status.code(), complaint.lines().count()), (Some(1), 1), "{complaint}");
+        complaint
+    };
+    rewrite(&content);
+    let told = complaint(&[]);
+    assert!(told.contains("unisono (shm) twice for 1024 bytes: place out and in"), "{told}");
+    let drawn = draw(&["--call", "blocking", "--only", "place=in"]).expect("python3 was there");
+    assert!(drawn.status.success(), "{}", text(&drawn.stderr));
+    let svg = read(&picture);
+    assert!(svg.contains("↑10.0×") && svg.contains("↑40.0×"), "{svg}");
+    assert!(complaint(&["--only", "size=8"]).contains("--only knows no size"));
+    rewrite(&serde_json::json!({ "task": "links", "results": [{ "what": "ranks-copy", "bytes": 8 }] }));
+    assert!(complaint(&[]).contains("cannot be drawn"));
 }
 
 #[test]

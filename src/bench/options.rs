@@ -186,7 +186,9 @@ pub(super) struct Options {
     pub(super) check: bool,
 
     /// Another program, run once per round by a shell, without what launchers and --hosts have told our
-    /// ranks; it prints lines "operation bytes p50_us p99_us"
+    /// ranks; it prints lines "operation bytes p50_us p99_us". They stand beside every case of that operation
+    /// and --sizes entry; beside none where several types, operators or roots are measured, of which they
+    /// tell nothing
     #[arg(long = "peer", value_name = "NAME=COMMAND", value_parser = peer)]
     pub(super) peers: Vec<Command>,
 

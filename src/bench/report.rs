@@ -15,6 +15,7 @@ use super::output::say;
 use super::peer::Peer;
 use crate::error::Result;
 use crate::reduce::Operator;
+use crate::signature::Kind;
 
 /// Everything that was measured.
 pub(super) struct Report<'a> {
@@ -130,7 +131,7 @@ impl<'a> Report<'a> {
             or_dash(row.errors().map(|errors| errors.to_string())),
         );
         for times in &self.peers {
-            match Times::of(times, case) {
+            match Times::of(times, case, self.options) {
                 Some(Times { p50, .. }) => {
                     write!(line, " {p50:>12.2} {:>6.2}x", p50 / row.p50()).expect("a String takes all")
                 }
@@ -161,7 +162,7 @@ impl<'a> Report<'a> {
             .iter()
             .zip(&self.peers)
             .filter_map(|(peer, times)| {
-                let Times { p50, p99, rounds } = Times::of(times, case)?;
+                let Times { p50, p99, rounds } = Times::of(times, case, self.options)?;
                 let value = json!({
                     "p50_us": p50,
                     "p99_us": p99,
@@ -210,7 +211,8 @@ impl Row {
     }
 }
 
-/// What a peer took for the same.
+/// What a peer took for the same: its lines name an operation and a size. Whether it is the same is not known
+/// where cases differ in what else decides what has to be done.
 pub(super) struct Times {
     pub(super) p50: f64,
     pub(super) p99: f64,
@@ -218,7 +220,15 @@ pub(super) struct Times {
 }
 
 impl Times {
-    pub(super) fn of(all: &[Peer], case: &Case) -> Option<Times> {
+    pub(super) fn of(all: &[Peer], case: &Case, options: &Options) -> Option<Times> {
+        let several = [
+            (options.types.len(), case.kind != Kind::Barrier),
+            (options.operators.len(), case.operator.is_some()),
+            (options.roots.len(), case.root.is_some()),
+        ];
+        if several.iter().any(|&(named, decides)| named > 1 && decides) {
+            return None;
+        }
         let same: Vec<_> =
             all.iter().filter(|peer| peer.kind == case.kind && peer.bytes == case.asked).collect();
         (!same.is_empty()).then(|| Times {

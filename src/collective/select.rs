@@ -35,8 +35,12 @@ const WHOLE: u64 = 512 * 1024;
 /// HalvingDoubling 30.
 const SHORT: u64 = 64 * 1024;
 
-/// Above this many ranks nobody opens links to everybody for a small saving.
+/// Above this many ranks nobody opens links to everybody for a small saving, nor do most open as many.
 const MESH: u32 = 64;
+
+/// Where the others have few, one rank has no more links than that: each takes three descriptors, of which a
+/// process often has 1024, and who lacks them fails the call for all.
+const LINKS: u32 = 256;
 
 /// The algorithm for a call over `size` ranks linked by messages.
 pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
@@ -51,16 +55,18 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         };
     }
     let kind = checked.collective.kind();
-    let count = match &checked.collective {
+    let (count, all) = match &checked.collective {
         Collective::Allreduce { count }
         | Collective::Reduce { count, .. }
-        | Collective::Broadcast { count, .. } => *count,
+        | Collective::Broadcast { count, .. } => (*count, *count),
         Collective::Allgather { counts }
         | Collective::Gather { counts, .. }
         | Collective::Scatter { counts, .. }
-        | Collective::ReduceScatter { counts } => counts.iter().copied().max().unwrap_or(0),
-        Collective::Alltoall { send_counts, .. } => send_counts.first().copied().unwrap_or(0),
-        Collective::Barrier => 0,
+        | Collective::ReduceScatter { counts }
+        | Collective::Alltoall { send_counts: counts, .. } => {
+            (counts.iter().copied().max().unwrap_or(0), total(counts))
+        }
+        Collective::Barrier => (0, 0),
     };
     let element = checked.dtype.size() as u64;
     let accumulator = checked.dtype.accumulator().size() as u64;
@@ -68,19 +74,17 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         kind,
         size: shape.size,
         count,
+        total: all,
         chunk: shape.chunk,
         ranks_per_node: shape.ranks_per_node,
         widths: Widths { element, accumulator },
     };
     let reduces = checked.operator.is_some();
-    let blocks = if kind == Kind::ReduceScatter { u64::from(shape.size) } else { 1 };
-    let short = count.saturating_mul(element).saturating_mul(blocks) <= SHORT;
+    let short = all.saturating_mul(element) <= SHORT;
     let several_nodes = (2..shape.size).contains(&shape.ranks_per_node);
     let candidates = Algorithm::ALL.into_iter().filter(|algorithm| {
-        let meshed = matches!(
-            algorithm,
-            Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Linear | Algorithm::Pairwise
-        );
+        let peers = algorithm.peers(kind, shape);
+        let meshed = peers.usual >= MESH || peers.most > LINKS;
         let only_tree = kind == Kind::Reduce && shape.size > MESH;
         let whole = matches!(algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling)
             || (*algorithm == Algorithm::Binomial && reduces && !only_tree)
@@ -108,7 +112,7 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
             )
             && !costs_more
             && (!reduces || algorithm.canonical(shape))
-            && (!meshed || shape.size <= MESH || !has_sparse_form(&checked.collective))
+            && (!meshed || is_without_sparse_form(kind, *algorithm))
     });
     // However this rank's thread rounds.
     let cheapest = by_defaults(|| MODEL.cheapest(candidates, &question));
@@ -173,9 +177,14 @@ pub fn caution(checked: &Checked) -> Caution {
     Caution { holds_output, agreement }
 }
 
-/// Whether some algorithm for it needs links to few others only.
-fn has_sparse_form(collective: &Collective) -> bool {
-    !matches!(collective, Collective::Alltoall { .. })
+/// Whether the collective has nothing that needs fewer links, whatever its length. Of reduce_scatters that
+/// keep the order this is halving-doubling, by which few ranks have many.
+fn is_without_sparse_form(kind: Kind, algorithm: Algorithm) -> bool {
+    match kind {
+        Kind::Alltoall => true,
+        Kind::ReduceScatter => algorithm == Algorithm::HalvingDoubling,
+        _ => false,
+    }
 }
 
 /// Bytes of a pipelined piece of which several stay in the second-level cache, where they are combined.
@@ -225,19 +234,26 @@ mod tests {
     }
 
     fn choice_on(kind: Kind, count: u64, size: u32, ranks_per_node: u32) -> Algorithm {
+        choice_for(&call(kind, Counts::Uniform(count), size), size, ranks_per_node)
+    }
+
+    fn choice_for(checked: &Checked, size: u32, ranks_per_node: u32) -> Algorithm {
+        let chunk = chunk(checked, false);
+        automatic(checked, &Shape { chunk, ranks_per_node, ..Shape::new(0, size) })
+    }
+
+    fn call(kind: Kind, counts: Counts, size: u32) -> Checked {
         let at = std::ptr::without_provenance_mut(1 << 40);
         let request = Request {
             kind,
             input: std::ptr::without_provenance(1 << 45),
             output: at,
-            counts: Counts::Uniform(count),
+            counts,
             dtype: DataType::F32,
             operator: Operator::Sum,
             root: 0,
         };
-        let checked = Checked::new(&request, 0, size).expect("a sound call");
-        let chunk = chunk(&checked, false);
-        automatic(&checked, &Shape { chunk, ranks_per_node, ..Shape::new(0, size) })
+        Checked::new(&request, 0, size).expect("a sound call")
     }
 
     #[test]
@@ -299,6 +315,100 @@ mod tests {
         }
     }
 
+    /// Links take descriptors. An all-to-all has to do with everybody, and a reduce_scatter has no other
+    /// algorithm that keeps the order.
+    #[test]
+    fn ranks_of_many_are_given_links_to_few() {
+        for kind in [
+            Kind::Allreduce,
+            Kind::Reduce,
+            Kind::Broadcast,
+            Kind::Allgather,
+            Kind::Gather,
+            Kind::Scatter,
+            Kind::ReduceScatter,
+            Kind::Barrier,
+        ] {
+            for size in [65, 70, 73, 96, 128, 129, 193, 464, 512, 513, 1000, 4096] {
+                for ranks_per_node in [1, 2, 4, 8, size] {
+                    let mut seen = Vec::new();
+                    for count in [16, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 28] {
+                        let call = call(kind, Counts::Uniform(count), size);
+                        let algorithm = choice_for(&call, size, ranks_per_node);
+                        if seen.contains(&algorithm) {
+                            continue;
+                        }
+                        seen.push(algorithm);
+                        let what = format!("{algorithm:?} for {kind:?} among {size} by {ranks_per_node}");
+                        if kind == Kind::ReduceScatter {
+                            assert_eq!(algorithm, Algorithm::HalvingDoubling, "{what}");
+                            continue;
+                        }
+                        let collective = &call.collective;
+                        let (usual, most) = (MESH as usize - 1, LINKS as usize);
+                        // Blocks and nodes that are short are at the end.
+                        let last = [(size - 2, most), (size - 1, most)];
+                        for (rank, most) in
+                            [(0, usual), (1, usual), (size / 2, usual)].into_iter().chain(last)
+                        {
+                            let shape = Shape { ranks_per_node, ..Shape::new(rank, size) };
+                            let peers = plan(algorithm, collective, &shape).expect("a plan").peers().len();
+                            assert!(peers <= most, "{what}: rank {rank} has {peers} peers");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lists_of_equal_blocks_get_what_their_count_gets() {
+        for kind in [Kind::Allgather, Kind::ReduceScatter] {
+            for size in (2..=16).chain([31, 32, 48, 63, 64, 65, 100, 1000]) {
+                for count in [0, 1, 3, 100, 1 << 10, (1 << 12) + 1, 1 << 14, 1 << 17, 1 << 20, 1 << 24] {
+                    for ranks_per_node in [1, 2, 8, size] {
+                        let even = call(kind, Counts::Blocks(vec![count; size as usize]), size);
+                        let found = choice_for(&even, size, ranks_per_node);
+                        let expected = choice_on(kind, count, size, ranks_per_node);
+                        assert_eq!(found, expected, "{kind:?} of {count} among {size} by {ranks_per_node}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// By the simulation: what a call takes where one rank has all, and where rank `i` has `1 / (i + 1)`.
+    #[test]
+    fn blocks_of_unlike_lengths_are_not_taken_for_as_long_as_the_longest() {
+        const COUNT: u64 = 1 << 20;
+        for kind in [Kind::Allgather, Kind::ReduceScatter] {
+            for size in [8u32, 13, 32] {
+                let alone = (0..size).map(|rank| if rank == 1 { COUNT } else { 0 }).collect();
+                let falling = (1..=u64::from(size)).map(|rank| COUNT / rank).collect();
+                for counts in [alone, falling] {
+                    let checked = call(kind, Counts::Blocks(counts), size);
+                    let times = |algorithm: Algorithm| {
+                        let chunk = chunk(&checked, false);
+                        let shape = |rank| Shape { chunk, ..Shape::new(rank, size) };
+                        let plan = |rank| plan(algorithm, &checked.collective, &shape(rank)).expect("a plan");
+                        let schedules: Vec<_> = (0..size).map(plan).collect();
+                        let schedules: Vec<_> = schedules.iter().collect();
+                        let widths = Widths { element: 4, accumulator: 4 };
+                        MODEL.simulate(&schedules, size, widths).expect("the schedules fit")
+                    };
+                    let chosen = choice_for(&checked, size, size);
+                    let others: &[Algorithm] = match kind {
+                        Kind::Allgather => &[Algorithm::Linear, Algorithm::Ring, Algorithm::Bruck],
+                        _ => &[Algorithm::Linear, Algorithm::HalvingDoubling],
+                    };
+                    let least = others.iter().map(|&other| times(other)).fold(f64::INFINITY, f64::min);
+                    let taken = times(chosen);
+                    assert!(taken < 1.5 * least, "{chosen:?} for {:?}: {taken}, {least}", checked.collective);
+                }
+            }
+        }
+    }
+
     /// Where none is left, the choice itself says so.
     #[test]
     fn something_is_left_to_choose_from_at_every_size() {
@@ -309,14 +419,7 @@ mod tests {
                 // An empty call, one that is short, one that just is not, and long ones.
                 for count in [0, 3, 1 << 14, 1 << 18, 1 << 24] {
                     for ranks_per_node in [0, 8] {
-                        let algorithm = choice_on(kind, count, size, ranks_per_node);
-                        let gathers_all = size > MESH
-                            && matches!(kind, Kind::Allreduce | Kind::Reduce)
-                            && matches!(
-                                algorithm,
-                                Algorithm::Linear | Algorithm::OneShot | Algorithm::TwoShot
-                            );
-                        assert!(!gathers_all, "{algorithm:?} for {kind:?} of {count} among {size}");
+                        let _ = choice_on(kind, count, size, ranks_per_node);
                     }
                 }
             }

@@ -56,6 +56,16 @@ pub enum Algorithm {
     OneToAll = 20,
 }
 
+/// With how many others ranks exchange messages. What grows as the logarithm of the ranks is counted roughly,
+/// never too low.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// A root, and most ranks.
+    pub usual: u32,
+    /// Whoever has to do with the most.
+    pub most: u32,
+}
+
 /// The schedule of one rank. All ranks of the group plan with the same algorithm, their own view of the same
 /// collective, and shapes that agree on size, chunk and ranks per node.
 pub fn plan(algorithm: Algorithm, collective: &Collective, shape: &Shape) -> Result<Schedule> {
@@ -246,6 +256,29 @@ impl Algorithm {
         }
     }
 
+    /// Whom it has ranks of such a group exchange messages with.
+    pub fn peers(self, kind: Kind, shape: &Shape) -> Peers {
+        let others = shape.size.saturating_sub(1);
+        let few = 2 * (u32::BITS - others.leading_zeros());
+        let (usual, most) = match self {
+            Algorithm::OneShot
+            | Algorithm::TwoShot
+            | Algorithm::Linear
+            | Algorithm::OneToAll
+            | Algorithm::AllToOne
+            | Algorithm::ScatterAllgather
+            | Algorithm::Pairwise => (others, others),
+            Algorithm::Bcube => (few + bcube::odd_edge(shape.size), few + bcube::odd_edge(shape.size)),
+            Algorithm::RecursiveDoubling => (few, recursive_doubling::most_peers(shape.size)),
+            Algorithm::HalvingDoubling | Algorithm::HalvingDoublingPipelined => {
+                (few, halving_doubling::most_peers(shape.size, kind == Kind::Allreduce))
+            }
+            Algorithm::Hierarchical if kind == Kind::Allreduce => hierarchical::peers(shape),
+            _ => (few, few),
+        };
+        Peers { usual: usual.min(others), most: most.max(usual).min(others) }
+    }
+
     /// Whether it can do that collective.
     pub const fn serves(self, kind: Kind) -> bool {
         use Kind::{
@@ -310,6 +343,44 @@ mod tests {
         let broadcast = Collective::Broadcast { count: 7, root: 0 };
         let nothing = plan(Algorithm::Chain, &broadcast, &in_place).expect("it is right");
         assert_eq!(nothing.steps, []);
+    }
+
+    #[test]
+    fn no_rank_has_more_peers_than_are_told() {
+        for kind in Kind::ALL {
+            for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.serves(kind)) {
+                let nodes: &[u32] =
+                    if algorithm == Algorithm::Hierarchical { &[1, 2, 4, 8, 64] } else { &[1] };
+                for size in (2..=24).chain([33, 37, 64, 65, 66, 73, 98]) {
+                    for &ranks_per_node in nodes {
+                        let shape = Shape { ranks_per_node, ..Shape::new(0, size) };
+                        if algorithm == Algorithm::Local {
+                            continue;
+                        }
+                        let Peers { usual, most } = algorithm.peers(kind, &shape);
+                        let found = sorted_peers(algorithm, kind, &shape);
+                        let (middle, last) = (found[found.len() / 2], found[found.len() - 1]);
+                        let what = format!("{} {algorithm:?} {size} by {ranks_per_node}", kind.name());
+                        assert!(last <= most && middle <= usual, "{what}: {most}, {usual}, but {found:?}");
+                        let few = 2 * (u32::BITS - size.leading_zeros());
+                        assert!(most <= last + few, "{what}: {most}, but {found:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many each rank of the group has, by the schedules, the most last.
+    fn sorted_peers(algorithm: Algorithm, kind: Kind, shape: &Shape) -> Vec<u32> {
+        let (count, root) = (5 * u64::from(shape.size), shape.size / 2);
+        let collective = Collective::of(kind, vec![count; shape.size as usize], root);
+        let peers = |rank: u32| {
+            let shape = Shape { rank, ..shape.clone() };
+            plan(algorithm, &collective, &shape).expect("it serves").peers().len() as u32
+        };
+        let mut all: Vec<_> = (0..shape.size).map(peers).collect();
+        all.sort_unstable();
+        all
     }
 
     #[test]

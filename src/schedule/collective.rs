@@ -258,6 +258,25 @@ impl Collective {
     }
 }
 
+#[cfg(test)]
+impl Collective {
+    /// With so many elements for each rank; of one vector as many as for the first.
+    pub(crate) fn of(kind: Kind, counts: Vec<u64>, root: Rank) -> Collective {
+        let count = counts[0];
+        match kind {
+            Kind::Allreduce => Collective::Allreduce { count },
+            Kind::Reduce => Collective::Reduce { count, root },
+            Kind::Broadcast => Collective::Broadcast { count, root },
+            Kind::Allgather => Collective::Allgather { counts },
+            Kind::Gather => Collective::Gather { counts, root },
+            Kind::Scatter => Collective::Scatter { counts, root },
+            Kind::ReduceScatter => Collective::ReduceScatter { counts },
+            Kind::Alltoall => Collective::Alltoall { send_counts: counts.clone(), recv_counts: counts },
+            Kind::Barrier => Collective::Barrier,
+        }
+    }
+}
+
 impl Kind {
     /// Every kind.
     pub const ALL: [Kind; 9] = [

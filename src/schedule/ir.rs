@@ -5,6 +5,8 @@
 //! from the spans that steps read and write, so an algorithm states what it moves, in program order, and
 //! cannot forget an edge. Pipelining is nothing else than smaller spans.
 
+use std::collections::BTreeSet;
+
 pub use crate::reduce::Representation;
 use crate::schedule::collective::Collective;
 
@@ -97,7 +99,7 @@ pub enum Action {
         slot: u32,
     },
     /// Receives and combines: `into = local ∘ received`, or `received ∘ local` when `received_left`. `into`
-    /// may be `local`. Storing an accumulator into an element buffer applies the operator's final step.
+    /// may be `local`, and else does not overlap it. Storing an accumulator into an element buffer applies the operator's final step.
     ReceiveReduce {
         /// From whom.
         from: Rank,
@@ -114,7 +116,7 @@ pub enum Action {
     },
     /// Combines the operands `operands[first..first + count]` of the schedule, in the canonical tree order
     /// over that list, into `into`. One operand converts: into an accumulator, or (final step, rounding) into
-    /// an element. `into` may be one of the operands.
+    /// an element. `into` may be one of the operands, and overlaps no other.
     Fold {
         /// Index of the first operand in [`Schedule::operands`].
         first: u32,
@@ -181,6 +183,17 @@ impl Schedule {
             _ => 0,
         };
         self.steps.iter().map(block).collect()
+    }
+
+    /// Whom it exchanges messages with.
+    pub fn peers(&self) -> BTreeSet<Rank> {
+        let peer = |step: &Step| match step.action {
+            Action::Send { to: peer, .. }
+            | Action::Receive { from: peer, .. }
+            | Action::ReceiveReduce { from: peer, .. } => Some(peer),
+            Action::Fold { .. } | Action::Copy { .. } => None,
+        };
+        self.steps.iter().filter_map(peer).collect()
     }
 
     /// The same with other numbers for the ranks.

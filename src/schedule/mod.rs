@@ -18,6 +18,6 @@ mod collective;
 pub mod cost;
 pub mod ir;
 
-pub use algorithm::{Algorithm, plan};
+pub use algorithm::{Algorithm, Peers, plan};
 pub use collective::{Agreement, Collective, Kind, Shape, total};
 pub use ir::Schedule;

@@ -288,22 +288,25 @@ impl<'a> Rank<'a> {
         })
     }
 
+    /// Nothing of an earlier result is left in a subject's output.
+    pub(super) fn spoil(&mut self, case: &Case, output: u64) -> Result<()> {
+        let (bytes, deadline) = (case.bytes() as usize, self.deadline());
+        let rubbish = |piece: &mut [u8]| piece.fill(0xa5);
+        // SAFETY: the subject's buffers hold the largest case; nothing is under way between cases.
+        unsafe { self.buffers.repeat(&self.stream, output, bytes, bytes.clamp(1, PIECE), rubbish, deadline) }
+    }
+
     /// Nothing of an earlier result is left, and the input is there.
     fn prepare_check(&mut self, case: &Case, subject: usize) -> Result<()> {
         let (rank, deadline) = (self.seat.rank, self.deadline());
         let ((from, sent), _) = case.extents(rank);
         let (input, output) = self.places(subject);
         let input = if case.place == Place::In { output } else { input };
-        let bytes = case.bytes() as usize;
-        let rubbish = |piece: &mut [u8]| piece.fill(0xa5);
-        // SAFETY: the subject's buffers hold the largest case; nothing is under way between cases.
-        unsafe {
-            self.buffers.repeat(&self.stream, output, bytes, bytes.clamp(1, PIECE), rubbish, deadline)?;
-        }
+        self.spoil(case, output)?;
         let period = values::period(case) as usize * case.dtype.size();
         let tile = if sent <= PIECE { sent.max(1) } else { (PIECE / period).max(1) * period };
         let write = |piece: &mut [u8]| values::fill(case, rank, piece);
-        // SAFETY: as above.
+        // SAFETY: the subject's buffers hold the largest case; nothing is under way between cases.
         unsafe { self.buffers.repeat(&self.stream, input + from as u64, sent, tile, write, deadline) }
     }
 

@@ -180,7 +180,8 @@ impl<'a> Report<'a> {
             rate(operation::bus_factor(case.kind, self.size)),
         );
         let others = row.cells[1..].iter().map(Cell::p50);
-        let peers = self.peers.iter().map(|times| Times::of(times, case).map(|times| times.p50));
+        let peers =
+            self.peers.iter().map(|times| Times::of(times, case, self.options).map(|times| times.p50));
         for p50 in others.chain(peers) {
             let ratio = p50.zip(first.p50()).map(|(other, own)| format!("{:.2}x", other / own));
             write!(line, " {:>12} {:>7}", time(p50), or_dash(ratio)).expect("a String takes all");
@@ -222,7 +223,7 @@ impl<'a> Report<'a> {
             .iter()
             .zip(&self.peers)
             .filter_map(|(peer, times)| {
-                let Times { p50, p99, rounds } = Times::of(times, case)?;
+                let Times { p50, p99, rounds } = Times::of(times, case, self.options)?;
                 let value = json!({ "p50_us": p50, "p99_us": p99, "p50_us_of_rounds": rounds });
                 Some((peer.name.clone(), value))
             })

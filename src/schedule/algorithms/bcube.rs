@@ -55,6 +55,11 @@ fn allreduce_piece(b: &mut Builder, shape: &Shape, piece: Range<u64>) {
     }
 }
 
+/// Ranks of the edge that takes what is odd in a number of them.
+pub(in crate::schedule) fn odd_edge(size: u32) -> u32 {
+    size >> size.trailing_zeros()
+}
+
 /// The ranks that this rank meets in one stage: every `stride`-th.
 struct Edge {
     first: Rank,

@@ -105,6 +105,21 @@ pub(in crate::schedule) fn reduce_scatter(b: &mut Builder, shape: &Shape, counts
     b.copy(results.part(0, own.len), own);
 }
 
+/// No rank has to do with more others, but for a few of the largest block. One of another block has its share
+/// from, or for, all who divide it among them: in the next larger block, and in the largest one if results
+/// are gathered.
+pub(in crate::schedule) fn most_peers(size: u32, gathers: bool) -> u32 {
+    let largest = 1u32 << size.ilog2();
+    let (mut larger, mut most) = (largest, 0);
+    for len in (0..largest.trailing_zeros()).rev().map(|level| 1u32 << level).filter(|len| size & len != 0) {
+        let results = if gathers && larger != largest { largest / len } else { 0 };
+        // Besides, those of its own block, and one of the next smaller.
+        most = most.max(larger / len + results + len.trailing_zeros() + 1);
+        larger = len;
+    }
+    most
+}
+
 /// Reduces within the block and across blocks. Cell `i` of `source` is `cells[i]..cells[i + 1]`; a rank of
 /// the largest block ends with the result of its cell in `result`, the others end without.
 fn reduce(b: &mut Builder, blocks: &BinaryBlocks, source: Buffer, cells: &[u64], result: Span) {

@@ -47,6 +47,14 @@ pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64)
     }
 }
 
+/// How many others a rank has to do with in an allreduce: those of its node, and of each other node the owners
+/// of its shards. The second one is for the last node: if that is short, a rank may have several shards.
+pub(in crate::schedule) fn peers(shape: &Shape) -> (u32, u32) {
+    let nodes = Nodes::new(shape);
+    let peers = |members: u32| members - 1 + nodes.each.div_ceil(members) * (nodes.count - 1);
+    (peers(nodes.each), peers(nodes.members(nodes.count - 1).len() as u32))
+}
+
 /// The owner of the shard in a node brings a piece through all four rounds.
 fn reduce_owned(b: &mut Builder, owner: Rank, nodes: &Nodes, shard: u32, piece: Range<u64>) {
     let node = nodes.of(owner);

@@ -18,6 +18,17 @@ pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64)
     }
 }
 
+/// No rank has to do with more others. The first of a short block at the end sends to several of the block
+/// beside it; the last rank is in all of these.
+pub(in crate::schedule) fn most_peers(size: u32) -> u32 {
+    let halves = (0..u32::BITS).map(|level| 1u32 << level).filter(|half| size & half != 0);
+    let fan = |half: u32| match size % half {
+        0 => half.trailing_zeros(),
+        short => half.div_ceil(short),
+    };
+    halves.map(fan).sum()
+}
+
 fn reduce_piece(b: &mut Builder, shape: &Shape, input: Span, output: Span) {
     let (rank, size) = (shape.rank, shape.size);
     // One holds the sum while the other takes the next: a sum is sent and replaced in the same level.

@@ -98,6 +98,11 @@ impl Memory {
         a_space == b_space && a.start < b.end && b.start < a.end
     }
 
+    /// Whether two spans are the same positions.
+    pub(super) fn coincide(&self, a: Span, b: Span) -> bool {
+        self.locate(a) == self.locate(b)
+    }
+
     fn locate(&self, span: Span) -> (usize, Range<i64>) {
         let (space, shift) = match (span.buffer, self.alias) {
             (Buffer::Input, _) => (0, 0),

@@ -12,8 +12,11 @@ pub(super) fn check(rank: Rank, schedule: &Schedule, memory: &mut Memory) -> Res
     for (index, step) in schedule.steps.iter().enumerate() {
         let place = Place { rank, step: index, schedule };
         let this = index as u32;
-        if let Action::Copy { from, into } = step.action
-            && memory.overlap(from, into)
+        // What combines may replace an operand, but goes through the spans from their starts, in parts.
+        let replaces = !matches!(step.action, Action::Copy { .. });
+        if let Some(into) = step.action.writes()
+            && reads(schedule, &step.action)
+                .any(|span| memory.overlap(span, into) && !(replaces && memory.coincide(span, into)))
         {
             fail!(Internal, "{place}: the spans overlap");
         }

@@ -618,6 +618,25 @@ fn misuse_of_memory_is_found() {
 }
 
 #[test]
+fn a_result_that_overlaps_an_operand_elsewhere_is_found() {
+    let folded = verdict(None, |b, _| {
+        let partial = b.partial(3);
+        b.fold(&[INPUT], partial.part(0, 2));
+        b.fold(&[partial.part(0, 2)], partial.part(1, 2));
+    });
+    assert!(folded.contains("the spans overlap"), "{folded}");
+    let in_place = verdict(Some(1), |b, _| b.fold(&[INPUT], OUTPUT));
+    assert!(in_place.contains("the spans overlap"), "{in_place}");
+    let received = verdict(None, |b, rank| {
+        let partial = b.partial(3);
+        b.fold(&[INPUT], partial.part(0, 2));
+        b.send(1 - rank, INPUT);
+        b.receive_reduce_right(1 - rank, Representation::Element, partial.part(0, 2), partial.part(1, 2));
+    });
+    assert!(received.contains("the spans overlap"), "{received}");
+}
+
+#[test]
 fn wrong_sums_are_found() {
     let unfinished = verdict(None, |b, _| b.fold(&[INPUT], OUTPUT));
     assert!(unfinished.contains("stores a result without rank 1"), "{unfinished}");

@@ -62,10 +62,13 @@ struct Group {
     /// Levels of a binary tree over all ranks, and over those of a node.
     levels: f64,
     node_levels: f64,
-    /// Bytes of the vector, or of one block, as elements and as accumulators.
+    /// Bytes of the vector, or of the longest block, as elements and as accumulators.
     bytes: f64,
     wide: f64,
     count: f64,
+    /// What share of the longest block the blocks have on average. Exactly one where all are alike, or there
+    /// are none.
+    evenness: f64,
     chunk: f64,
 }
 
@@ -88,6 +91,12 @@ impl Group {
         };
         let levels = |ranks: u32| f64::from(u32::BITS - (ranks - 1).leading_zeros());
         let count = question.count as f64;
+        let evenness = match question.kind {
+            Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::Alltoall => {
+                question.total as f64 / (f64::from(question.size) * count).max(1.0)
+            }
+            Kind::Allreduce | Kind::Reduce | Kind::Broadcast | Kind::Barrier => 1.0,
+        };
         Group {
             n: f64::from(question.size),
             m: f64::from(each),
@@ -98,6 +107,7 @@ impl Group {
             bytes: count * question.widths.element as f64,
             wide: count * question.widths.accumulator as f64,
             count,
+            evenness,
             chunk: question.chunk as f64,
         }
     }
@@ -107,6 +117,9 @@ impl Group {
         let others = n - 1.0;
         // A share of the vector for each rank, as bytes, and all but one's own.
         let (share, rest) = (bytes / n, bytes * others / n);
+        // A block as long as they are on average, and by how much the longest is longer.
+        let (mean, mean_wide) = (bytes * self.evenness, wide * self.evenness);
+        let (excess, excess_wide) = (bytes - mean, wide - mean_wide);
         match (kind, algorithm) {
             (Kind::Allreduce, Algorithm::OneShot) => {
                 let pieces = self.pieces(count);
@@ -131,14 +144,19 @@ impl Group {
             }
             (Kind::ReduceScatter, Algorithm::Ring) => {
                 let pieces = self.pieces(count);
-                let reduced = bytes + (n - 2.0) * wide;
+                let reduced = mean + (n - 2.0) * mean_wide;
                 let ring = self.ring(others, reduced);
-                Profile { steps: 2.0 * others * pieces, combined: reduced + others * bytes, pieces, ..ring }
+                // The longest block has the whole way to go.
+                let fill_bytes = (n - 2.0) * excess_wide / pieces;
+                let steps = 2.0 * others * self.pieces(count * self.evenness);
+                Profile { steps, fill_bytes, combined: reduced + others * mean, pieces, ..ring }
             }
             (Kind::Allgather, Algorithm::Ring) => {
                 let pieces = self.pieces(count);
-                let ring = self.ring(others, others * bytes);
-                Profile { steps: 2.0 * others * pieces + 1.0, copied: bytes, pieces, ..ring }
+                let ring = self.ring(others, others * mean);
+                let fill_bytes = (n - 2.0) * excess / pieces;
+                let steps = 2.0 * others * self.pieces(count * self.evenness) + 1.0;
+                Profile { steps, fill_bytes, copied: bytes, pieces, ..ring }
             }
             (Kind::Allreduce, Algorithm::HalvingDoubling | Algorithm::HalvingDoublingPipelined) => {
                 let pieces =
@@ -159,10 +177,14 @@ impl Group {
                 let share = |level: i32| (guests / 2.0_f64.powi(level)).ceil();
                 let hosted = (1..=largest as i32).map(share).sum::<f64>() + 2.0 * guests.min(1.0);
                 let blocks = (n * up).max(largest.exp2() - 1.0 + hosted);
-                let reduced = n / 2.0 * bytes + (blocks - n / 2.0) * wide;
-                let crossing = blocks / up * wide * up_link / self.m;
-                let halving = self.doubling(self.doubling_rounds(), 1.0, reduced, crossing);
-                Profile { steps: n + 2.0 * levels, combined: 2.0 * reduced, copied: n * bytes, ..halving }
+                // The longest block passes at every level, from one rank of two, of four and so on.
+                let rounds = self.doubling_rounds();
+                let across = (rounds - self.node_levels).max(1.0);
+                let longest = excess + (rounds - 1.0) * excess_wide;
+                let reduced = n / 2.0 * mean + (blocks - n / 2.0) * mean_wide + longest;
+                let crossing = (blocks / up * mean_wide * up_link + across * excess_wide) / self.m;
+                let halving = self.doubling(rounds, 1.0, reduced, crossing);
+                Profile { steps: n + 2.0 * levels, combined: 2.0 * reduced, copied: n * mean, ..halving }
             }
             (Kind::Allreduce, Algorithm::Bcube) => self.bcube(),
             (Kind::Allreduce, Algorithm::RecursiveDoubling) => {
@@ -255,9 +277,13 @@ impl Group {
                 }
             }
             (Kind::Allgather, Algorithm::Bruck) => {
-                let total = n * bytes;
-                let doubling = self.doubling(levels, 1.0, others * bytes, (n - self.m) * bytes);
-                Profile { steps: 2.0 * levels + 3.0, copied: total, ..doubling }
+                // Somebody sends the longest block in every round, and those next to it may be as long.
+                let across = (levels - self.node_levels).max(1.0);
+                let sent = |level: i32| 2.0_f64.powi(level).min(n - 2.0_f64.powi(level)) * bytes;
+                let moved = (0..levels as i32).map(|level| sent(level).min(n * mean)).sum();
+                let crossing = (n - self.m) * mean + across * excess;
+                let doubling = self.doubling(levels, 1.0, moved, crossing);
+                Profile { steps: 2.0 * levels + 3.0, copied: n * mean, ..doubling }
             }
             (Kind::Alltoall, Algorithm::Bruck) => {
                 let moved = levels * n * bytes / 2.0;
@@ -294,10 +320,11 @@ impl Group {
         }
     }
 
-    /// Everybody with everybody; all ranks of a node use its links at once.
+    /// Everybody with everybody; all ranks of a node use its links at once, as many as have something.
     fn direct(&self, rounds: f64, port_bytes: f64) -> Profile {
         let crossing = (self.n - self.m) / (self.n - 1.0) * port_bytes;
-        self.rounds(rounds, rounds, port_bytes, crossing * self.sharing(self.m))
+        let busy = self.m.min(self.n * self.evenness);
+        self.rounds(rounds, rounds, port_bytes, crossing * self.sharing(busy))
     }
 
     /// Everybody with one rank, whose node's links carry it all.

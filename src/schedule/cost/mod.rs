@@ -42,8 +42,11 @@ pub struct Question {
     pub kind: Kind,
     /// How many ranks.
     pub size: u32,
-    /// Elements of the vector; of one block where there is one for each rank.
+    /// Elements of the vector; of the longest block where there is one for each rank.
     pub count: u64,
+    /// Elements of all blocks, whose lengths may differ: then `count` is the longest one's. Without blocks as
+    /// `count`.
+    pub total: u64,
     /// As in [`Shape::chunk`](crate::schedule::Shape::chunk).
     pub chunk: u64,
     /// As in [`Shape::ranks_per_node`](crate::schedule::Shape::ranks_per_node).
