@@ -31,7 +31,7 @@ use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen, check_points};
 use crate::cuda::quiet::Exchanging;
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
-use crate::engine::group::{Group, Turn};
+use crate::engine::group::{Group, Rest, Turn};
 use crate::engine::point::DOUBT;
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, fail};
@@ -163,12 +163,20 @@ impl DeviceExchange {
         self.in_graphs.load(Ordering::Relaxed)
     }
 
-    /// Whether kernels of this rank may run, or be launched: calls are being given to streams, or are not
-    /// done, or may be replayed; or the driver refuses to say.
-    pub fn may_run(&self) -> bool {
+    /// Whether no kernels of this rank run, nor may be launched: no calls are being given to streams, and all
+    /// are done, and none can be replayed.
+    pub fn rest(self: &Arc<Self>) -> Rest {
         // Whoever gives a call has this from before that has its number until it is launched.
         let is_free = self.line.try_lock().is_ok();
-        !is_free || self.is_in_graphs() || retry(|| self.is_idle()) != Ok(true)
+        if !is_free || self.is_in_graphs() {
+            return Rest::Known(false);
+        }
+        let Parts { astray, one_sided, .. } = self.parts();
+        if self.watch.is_over() && astray.is_nothing() && one_sided.is_nothing() {
+            return Rest::Known(true);
+        }
+        let this = self.clone();
+        Rest::Asked(Box::new(move || retry(|| this.is_idle()) == Ok(true)))
     }
 
     /// What tells when that memory has been given back.

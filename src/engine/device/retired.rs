@@ -84,6 +84,11 @@ impl Astray {
         self.lost.store(true, Ordering::Release);
     }
 
+    /// Whether there has been nothing.
+    pub(super) fn is_nothing(&self) -> bool {
+        ![&self.any, &self.lost].into_iter().any(|flag| flag.load(Ordering::Acquire))
+    }
+
     /// Whether the streams have done it, as far as anybody knows.
     fn is_done(&self) -> Result<bool> {
         if self.any.load(Ordering::Acquire) { self.end.query() } else { Ok(true) }

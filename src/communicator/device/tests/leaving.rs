@@ -159,6 +159,26 @@ fn who_ends_an_aborted_communicator_does_not_wait_for_another_on_its_gpu() {
     }
 }
 
+/// Nothing else ends the kernel for which a thread of the program waits with the driver's lock. The double
+/// complains when nothing moves any more.
+#[test]
+fn who_aborts_or_leaves_while_the_driver_does_not_answer_ends_its_kernels() {
+    for ends in [Context::abort, |context: &Context| context.leave(|| Rest::Known(true))] {
+        let ((), double, _) = first_of_two(|context, (double, _, _)| {
+            let (output, stream) = (double.memory(0, 4), double.stream(0));
+            double.hold_lock(Waiting::All, PATIENCE / 4);
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, Some(stream), Duration::MAX).launch() }.expect("a launch");
+            std::thread::scope(|scope| {
+                scope.spawn(|| double.launch_first(0));
+                until("the lock", || double.is_held());
+                ends(context);
+            });
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
 /// The driver refuses one call, or the next, too, by which the exchange would know when what is left is done.
 /// Then it is kept.
 #[test]
