@@ -386,13 +386,15 @@ impl DeviceExchange {
         lock(&self.parts().windows).add(window)
     }
 
-    /// Ends the window of this number, of this rank. May wait for the GPU. Whether it is still mapped, for
-    /// kernels that run, which is to be attended to: else it goes with the next one, or with the exchange.
+    /// Ends the window of this number, of this rank. May wait for the GPU, but not once the exchange is
+    /// aborted. Whether it is still mapped, for kernels that run, which is to be attended to: else it goes
+    /// with the next one, or with the exchange.
     pub fn end_window(&self, number: u64) -> bool {
         let parts = self.parts();
         lock(&parts.windows).end(number);
-        // The driver may wait for kernels of another group, which whoever ends this one may be about to end.
-        self.unmap_ended(parts.fault.is_aborted())
+        // The driver may wait for kernels of another group, which whoever ends this one may be about to end:
+        // it is not even asked here then.
+        parts.fault.is_aborted() || self.unmap_ended(false)
     }
 
     /// Lets go of windows that have ended, in another thread if that is to be `aside`, unless kernels that

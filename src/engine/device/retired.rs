@@ -213,7 +213,7 @@ pub(super) fn retire(parts: Parts) {
         return;
     }
     let devices = parts.last.devices().clone();
-    // Whoever ends this may have to end others whose kernels wait on this GPU.
+    // Whoever ends this may have to end others whose kernels wait on this GPU, and the driver for them.
     let has_failed = parts.fault.is_aborted();
     devices.keep(Box::new(parts), has_failed);
 }
