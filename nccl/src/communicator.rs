@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use unisono::communicator::{Completion, Context, Options, Recall, Rendezvous, Work};
+use unisono::communicator::{Completion, Context, Options, Recall, Rendezvous, Rest, Work};
 use unisono::deadline::Deadline;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::tcp_server::ServerHandle;
@@ -109,7 +109,7 @@ pub(crate) struct Communicator {
     /// For ranks that are to join it.
     invitation: Mutex<Option<Invitation>>,
     /// What was started on each stream last, and what the host has a part in.
-    started: Mutex<Vec<(usize, Work)>>,
+    started: Arc<Mutex<Vec<(usize, Work)>>>,
     /// Calls in host memory, which are not among that.
     waits: Waits,
     /// The first failure among that: a message's is not the group's.
@@ -234,7 +234,7 @@ impl Communicator {
             order: Arc::default(),
             children: Arc::default(),
             invitation: Mutex::default(),
-            started: Mutex::default(),
+            started: Arc::default(),
             waits: Waits::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
@@ -488,10 +488,26 @@ impl Communicator {
         // As there.
         self.unmade().ended = true;
         if let Some(Ok(context)) = self.met.get() {
-            let is_at_rest = || self.making().is_empty() && self.idle() && self.failure().is_none();
-            context.leave(is_at_rest);
+            context.leave(|| self.rest());
         }
         self.interrupt();
+    }
+
+    /// Whether all that the native context does not know of is at rest and has ended well.
+    fn rest(&self) -> Rest {
+        let is_over = self.making().is_empty() && self.order.is_idle() && self.waits.are_over();
+        if !is_over || self.lost.get().is_some() || self.unmade().first.is_some() {
+            return Rest::Known(false);
+        }
+        // Who has it locked may be asking the driver.
+        if self.started.try_lock().is_ok_and(|started| started.is_empty()) {
+            return Rest::Known(true);
+        }
+        let started = self.started.clone();
+        Rest::Asked(Box::new(move || {
+            let started = started.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            started.iter().all(|(_, work)| matches!(work.peek(), Some(Ok(_))))
+        }))
     }
 
     fn interrupt(&self) {

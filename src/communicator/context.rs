@@ -18,7 +18,7 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::{Deadline, Timeout};
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
 use crate::engine::executor::{Plan, Run};
-use crate::engine::group::{Calling, Group};
+use crate::engine::group::{Calling, Group, Rest};
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
@@ -285,16 +285,17 @@ impl Context {
         self.abort_because(None);
     }
 
-    /// Ends this rank's part for good. If nothing of it is under way, as far as the context or `is_at_rest`
+    /// Ends this rank's part for good. If nothing of it is under way, as far as the context or `elsewhere`
     /// knows, what runs or is to come fails here alone: the others are told as little as where a context is
     /// dropped, since what they have called may be complete by what this rank has sent. Who waits for this
     /// rank fails within a second. Else this is [`Context::abort`]; so it is where a graph has calls of the
     /// context, whose replays on other ranks nothing else would end, and where this rank has other contexts
-    /// of the job, and has had messages on the host, or tags, in this one. Waits for nobody.
-    pub fn leave(&self, is_at_rest: impl FnOnce() -> bool) {
+    /// of the job, and has had messages on the host, or tags, in this one, or the driver does not say in a
+    /// moment that its GPU is done. Waits for nobody.
+    pub fn leave(&self, elsewhere: impl FnOnce() -> Rest) {
         let has_left = match &self.0.membership {
             Membership::Solo => false,
-            Membership::Group(group) => group.leave(&self.aborted(None), is_at_rest),
+            Membership::Group(group) => group.leave(&self.aborted(None), elsewhere),
         };
         if !has_left {
             self.abort();
@@ -477,7 +478,7 @@ pub(super) mod tests {
                 false => (leaves.clone(), stays.clone()),
             };
             drop(others);
-            leaves.leave(|| true);
+            leaves.leave(|| Rest::Known(true));
             assert_eq!(leaves.failure().map(|error| error.status()), Some(Status::Aborted));
             drop((leaves, kept));
             let soon = Deadline::after(PATIENCE);

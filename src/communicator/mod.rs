@@ -43,6 +43,7 @@ use std::time::Duration;
 use crate::cuda::driver::StreamHandle;
 pub use crate::cuda::exchange::Overlap;
 pub use crate::engine::device::HeldMemory;
+pub use crate::engine::group::Rest;
 pub use crate::engine::operation::Completion;
 use crate::reduce::DataType;
 use crate::rendezvous::store::Store;

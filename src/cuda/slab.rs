@@ -5,6 +5,7 @@
 //! peers, which may be running kernels that wait for each other. A peer in another process opens a slab as a
 //! whole, once for each of its devices, and keeps it open for as long as it uses an arena of it.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +14,6 @@ use std::time::Duration;
 use super::context::Devices;
 use super::driver::MemoryHandle;
 use super::memory::DeviceBuffer;
-use super::quiet::Quietly;
 use super::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, Status};
@@ -45,10 +45,11 @@ pub(super) struct Slabs {
 /// How long who finds no memory waits for what is being given back.
 const GIVEN_BACK: Duration = Duration::from_secs(1);
 
-/// What is being given back by a thread of its own.
+/// What a thread of its own gives back, and asks whether it is over.
 struct GivingBack {
     state: Mutex<Pending>,
-    changed: Condvar,
+    /// There is no thread any more.
+    ended: Condvar,
     fork: u32,
 }
 
@@ -56,58 +57,95 @@ struct GivingBack {
 struct Pending {
     /// What the thread is to take next.
     queue: Vec<Box<dyn Send>>,
-    /// How much there is, with what it is at.
-    count: usize,
+    /// Whether it is to look at what is kept.
+    looks: bool,
     has_thread: bool,
 }
 
 impl GivingBack {
-    /// Gives `what` back in the thread, [in quiet](Devices::in_quiet). The log has `otherwise` if there is
-    /// none to be had. In a forked child nothing is given back: it is the parent's.
-    fn aside(self: &Arc<Self>, devices: &Arc<Devices>, what: Box<dyn Send>, otherwise: &'static str) {
-        if self.fork != fork::generation() {
+    /// Whether this is a forked child: what there is is the parent's, and the driver is not to be asked.
+    fn is_inherited(&self) -> bool {
+        self.fork != fork::generation()
+    }
+
+    /// Gives `what` back in the thread, [in quiet](Devices::in_quiet). In a forked child nothing is given
+    /// back.
+    fn aside(self: &Arc<Self>, devices: &Arc<Devices>, what: Box<dyn Send>) {
+        if self.is_inherited() {
             return std::mem::forget(what);
         }
+        self.engage(devices, |state| state.queue.push(what));
+    }
+
+    /// Has the thread look at all that is kept, and give back what is over, as [`GivingBack::aside`].
+    fn look_aside(self: &Arc<Self>, devices: &Arc<Devices>) {
+        if !self.is_inherited() {
+            self.engage(devices, |state| state.looks = true);
+        }
+    }
+
+    /// Has the thread do what `add` adds. Where there is none to be had that is left to the next one.
+    fn engage(self: &Arc<Self>, devices: &Arc<Devices>, add: impl FnOnce(&mut Pending)) {
         let mut state = lock(&self.state);
-        state.queue.push(what);
-        state.count += 1;
+        add(&mut state);
         if std::mem::replace(&mut state.has_thread, true) {
             return;
         }
         drop(state);
         let (this, devices) = (self.clone(), devices.clone());
         if let Err(error) = process::spawn("unisono-aside", move || this.work(&devices)) {
-            log::warn!("{otherwise}: {error}");
-            let mut state = lock(&self.state);
-            std::mem::take(&mut state.queue).into_iter().for_each(std::mem::forget);
-            (state.count, state.has_thread) = (0, false);
+            log::warn!("device memory is not given back yet: {error}");
+            self.end(lock(&self.state));
         }
+    }
+
+    fn end(&self, mut state: MutexGuard<'_, Pending>) {
+        state.has_thread = false;
+        drop(state);
+        self.ended.notify_all();
     }
 
     /// Gives back whatever there is.
     fn work(&self, devices: &Arc<Devices>) {
+        let over = RefCell::new(Vec::new());
         loop {
-            let mut state = lock(&self.state);
-            let queue = std::mem::take(&mut state.queue);
-            state.has_thread = !queue.is_empty();
-            drop(state);
-            if queue.is_empty() {
-                return;
+            let state = lock(&self.state);
+            if state.queue.is_empty() && !state.looks {
+                return self.end(state);
             }
-            let count = queue.len();
-            drop(Quietly::new(devices, queue));
-            lock(&self.state).count -= count;
-            self.changed.notify_all();
+            drop(state);
+            self.gather(devices, &over);
+            if !over.borrow().is_empty() {
+                // It may be long until all is quiet, and others wait for the goodbyes of what is over.
+                let gathers = || {
+                    self.gather(devices, &over);
+                    true
+                };
+                devices.in_quiet(&gathers, || drop(over.take()));
+            }
+        }
+    }
+
+    /// Adds to `over` what is to be given back by now.
+    fn gather(&self, devices: &Arc<Devices>, over: &RefCell<Vec<Box<dyn Send>>>) {
+        let mut state = lock(&self.state);
+        let looks = std::mem::take(&mut state.looks);
+        over.borrow_mut().append(&mut state.queue);
+        drop(state);
+        if looks {
+            let kept = std::mem::take(&mut *lock(&devices.slabs().kept));
+            let found = devices.slabs().take_over(kept);
+            over.borrow_mut().extend(found.into_iter().map(|kept| -> Box<dyn Send> { Box::new(kept) }));
         }
     }
 
     /// Waits until nothing is, no longer than `until`. Whether anything was.
     fn await_end(&self, until: Deadline) -> bool {
         let mut state = lock(&self.state);
-        let any = state.count > 0;
-        while state.count > 0 && !until.expired() {
+        let any = state.has_thread;
+        while state.has_thread && !until.expired() {
             let left = until.remaining_capped(GIVEN_BACK);
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         any
     }
@@ -116,42 +154,54 @@ impl GivingBack {
 /// What is kept until it is over.
 struct Waiting {
     what: Box<dyn Kept>,
-    /// Whether whoever comes by may have to go on, so that another thread drops it: what it was of has
-    /// failed.
+    /// Whether whoever comes by may have to go on, so that another thread asks whether it is over, and drops
+    /// it: what it was of has failed.
     aside: bool,
 }
 
 /// What must not be dropped yet, because somebody may still use it.
 pub trait Kept: Send {
-    /// Whether nobody does any more. Does not wait.
+    /// Whether nobody does any more. May ask the driver, which may be waiting for a device; else it does not
+    /// wait.
     fn is_over(&self) -> bool;
 }
 
 impl Devices {
     /// Drops `what` once it is over: now, or when memory is given out or kept later. That may wait for a
-    /// device, which may wait for who would drop it: so another thread drops what is of an exchange that
-    /// `has_failed`, whoever finds it over, and all that is over where one that fails or a thread of the
-    /// library's own comes to it.
+    /// device, and so may whoever asks the driver whether it is over, and the device may wait for who would:
+    /// so another thread asks that and drops what is of an exchange that `has_failed`, whoever comes to it,
+    /// and all there is where one that fails or a thread of the library's own comes to it. In a forked child
+    /// nothing is asked or dropped: it is the parent's.
     pub fn keep(self: &Arc<Self>, what: Box<dyn Kept>, has_failed: bool) {
-        lock(&self.slabs().kept).push(Waiting { what, aside: has_failed });
-        self.drop_over(has_failed || process::is_own_thread());
+        let new = vec![Waiting { what, aside: has_failed }];
+        self.drop_over(has_failed || process::is_own_thread(), new);
     }
 
     /// Drops what is over by now, as [`Devices::keep`].
     pub fn look_after_kept(self: &Arc<Self>) {
-        self.drop_over(process::is_own_thread());
+        self.drop_over(process::is_own_thread(), Vec::new());
     }
 
-    /// Drops what is over; what has failed, or all, in another thread.
-    fn drop_over(self: &Arc<Self>, all_aside: bool) {
-        let over = lock(&self.slabs().kept).extract_if(.., |kept| kept.what.is_over()).collect::<Vec<_>>();
-        let (aside, here): (Vec<_>, Vec<_>) = over.into_iter().partition(|kept| all_aside || kept.aside);
-        for kept in aside {
-            let otherwise = "what an exchange worked in is not given back";
-            self.slabs().giving_back.aside(self, Box::new(kept), otherwise);
+    /// Drops what is over, of what is `new`, too, which is kept else; what has failed, or all, is another
+    /// thread's to ask and to drop.
+    fn drop_over(self: &Arc<Self>, all_aside: bool, new: Vec<Waiting>) {
+        let slabs = self.slabs();
+        if slabs.giving_back.is_inherited() {
+            return std::mem::forget(new);
+        }
+        let mut here = new;
+        let mut kept = lock(&slabs.kept);
+        match all_aside {
+            true => kept.append(&mut here),
+            false => here.extend(kept.extract_if(.., |kept| !kept.aside)),
+        }
+        let others = !kept.is_empty();
+        drop(kept);
+        if others {
+            slabs.giving_back.look_aside(self);
         }
         // Not under the lock: dropping may wait for the device.
-        drop(here);
+        drop(slabs.take_over(here));
     }
 
     /// Drops what is over, and returns when that is done.
@@ -169,7 +219,7 @@ impl Devices {
             }
         }
         let (tell, hear) = std::sync::mpsc::channel();
-        // One thread drops all that is over, this behind the others.
+        // One thread asks and drops, this behind the others.
         self.keep(Box::new(Last(tell)), true);
         hear.recv_timeout(std::time::Duration::from_secs(60)).expect("all is dropped");
     }
@@ -187,10 +237,18 @@ impl Slabs {
             kept: Mutex::default(),
             giving_back: Arc::new(GivingBack {
                 state: Mutex::default(),
-                changed: Condvar::new(),
+                ended: Condvar::new(),
                 fork: fork::generation(),
             }),
         })
+    }
+
+    /// Those of what was `kept` that are over; the others are kept on. Asks without the lock: the driver may
+    /// not answer.
+    fn take_over(&self, kept: Vec<Waiting>) -> Vec<Waiting> {
+        let (over, others): (Vec<_>, Vec<_>) = kept.into_iter().partition(|kept| kept.what.is_over());
+        lock(&self.kept).extend(others);
+        over
     }
 }
 
@@ -251,7 +309,7 @@ impl Arena {
     }
 
     fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Arena> {
-        devices.drop_over(false);
+        devices.drop_over(false, Vec::new());
         let slabs = devices.slabs();
         // Held while a slab is allocated, so that two threads share one.
         let mut own = lock(&slabs.own);
@@ -265,7 +323,7 @@ impl Arena {
             // Who had the last of its arenas may have let go of it meanwhile, and this thread is not to wait
             // for the device.
             if let Some(slab) = Arc::into_inner(slab) {
-                slabs.giving_back.aside(devices, Box::new(slab), "device memory is not given back");
+                slabs.giving_back.aside(devices, Box::new(slab));
             }
         }
         let size = bytes.max(SLAB_BYTES).next_multiple_of(2 << 20);
@@ -443,6 +501,79 @@ mod tests {
             is_over.store(true, Ordering::Relaxed);
             come_by(&devices, here);
             assert_ne!(hear.recv(), Ok(here));
+        }
+    }
+
+    /// The driver does not say whether it is over, until somebody has.
+    struct Silent {
+        answer: mpsc::Receiver<()>,
+        /// Who is to go on, and whether that one has asked.
+        other: (std::thread::ThreadId, Arc<AtomicBool>),
+        _tells: Tells,
+    }
+
+    impl Kept for Silent {
+        fn is_over(&self) -> bool {
+            if std::thread::current().id() == self.other.0 {
+                self.other.1.store(true, Ordering::Relaxed);
+                return false;
+            }
+            self.answer.recv_timeout(Duration::from_secs(60)).is_ok()
+        }
+    }
+
+    #[test]
+    fn nobody_who_comes_by_asks_whether_what_has_failed_is_over() {
+        let (_double, devices) = process(Order::RoundRobin);
+        let here = std::thread::current().id();
+        let ((say, silent), (tell, hear)) = (mpsc::channel(), mpsc::channel());
+        let has_asked = flag(false);
+        let failed = Silent {
+            answer: silent,
+            other: (here, has_asked.clone()),
+            _tells: Tells(tell.clone(), flag(true)),
+        };
+        devices.keep(Box::new(failed), true);
+        for _ in 0..2 {
+            devices.keep(Box::new(Tells(tell.clone(), flag(true))), false);
+            assert_eq!(hear.try_recv(), Ok(here), "what is well is dropped at once");
+            devices.look_after_kept();
+            drop(Arena::new(&devices, 0, 64, Deadline::NEVER).expect("an arena"));
+        }
+        assert!(!has_asked.load(Ordering::Relaxed));
+        say.send(()).expect("another thread waits for it");
+        assert_ne!(hear.recv_timeout(Duration::from_secs(60)).expect("it is dropped"), here);
+    }
+
+    /// Tells when somebody asks whether it is over.
+    struct Asked {
+        tell: mpsc::Sender<()>,
+        _tells: Tells,
+    }
+
+    impl Kept for Asked {
+        fn is_over(&self) -> bool {
+            self.tell.send(()).expect("the test listens");
+            true
+        }
+    }
+
+    /// Other ranks wait for the goodbye that is said then.
+    #[test]
+    fn what_has_failed_is_asked_while_other_memory_waits_for_quiet() {
+        const LONG: Duration = Duration::from_secs(60);
+        let (_double, devices) = process(Order::RoundRobin);
+        let held = devices.note_held();
+        let ((tell, hear), (ask, asked)) = (mpsc::channel(), mpsc::channel());
+        for _ in 0..3 {
+            let what = Asked { tell: ask.clone(), _tells: Tells(tell.clone(), flag(true)) };
+            devices.keep(Box::new(what), true);
+            asked.recv_timeout(LONG).expect("somebody asks");
+        }
+        assert!(hear.try_recv().is_err(), "a stream waits for the host");
+        drop(held);
+        for _ in 0..3 {
+            hear.recv_timeout(LONG).expect("all is dropped when it is quiet");
         }
     }
 

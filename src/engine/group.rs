@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 pub use inquiry::Inquiry;
 pub(in crate::engine) use inquiry::{CATCHING_UP, INQUIRY_LOOK};
+pub use leaving::Rest;
 pub use refusals::is_everybodys;
 use spare::Spare;
 pub(in crate::engine) use turn::Numbers;

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use super::syscall;
@@ -124,6 +125,21 @@ pub fn at_exit(handler: extern "C" fn()) -> bool {
 /// raises it takes, so that a program's crash handler sees it.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     spawn_boxed(name, Box::new(body))
+}
+
+/// Has a thread of the library's own do `act`, and answers where it tells what came of that: once it has let
+/// go of all that `act` had. Nobody need wait for it.
+pub fn aside<T: Send + 'static>(
+    name: &str,
+    act: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<mpsc::Receiver<T>> {
+    let (tell, told) = mpsc::sync_channel(1);
+    spawn(name, move || {
+        let answer = act();
+        // Who waited may have gone on.
+        let _ = tell.send(answer);
+    })?;
+    Ok(told)
 }
 
 /// Apart, so that there is one for all.

@@ -324,6 +324,23 @@ fn who_destroys_a_communicator_waits_for_the_calls_of_other_threads() {
     }
 }
 
+/// The driver may be waiting for what the abort is to end.
+#[test]
+fn who_aborts_a_communicator_does_not_wait_for_who_asks_the_driver_about_its_works() {
+    let (comm, other) = pair_with_a_handle();
+    let communicator = find(comm).expect("it has its handle");
+    let asks = communicator.started();
+    let comm = comm.addr();
+    assert_eq!(soon(move || ncclCommAbort(std::ptr::without_provenance_mut(comm))), SUCCESS);
+    drop(asks);
+    assert_eq!(communicator.failure().map(|error| error.status()), Some(Status::Aborted));
+    let start = std::time::Instant::now();
+    while other.failure().is_none() {
+        assert!(start.elapsed() < SOON, "it may have something under way, so the other is told");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_communicator_that_is_destroyed_during_a_call_can_be_aborted() {
     let (comm, _other) = pair_with_a_handle();

@@ -16,7 +16,7 @@ mod words;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::communicator::{Options, Rendezvous};
+use crate::communicator::{Options, Rendezvous, Rest};
 use crate::cuda::double::{Double, Order, Waiting};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;

@@ -31,7 +31,7 @@ use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen, check_points};
 use crate::cuda::quiet::Exchanging;
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
-use crate::engine::group::{Group, Turn};
+use crate::engine::group::{Group, Rest, Turn};
 use crate::engine::point::DOUBT;
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, fail};
@@ -163,12 +163,20 @@ impl DeviceExchange {
         self.in_graphs.load(Ordering::Relaxed)
     }
 
-    /// Whether kernels of this rank may run, or be launched: calls are being given to streams, or are not
-    /// done, or may be replayed; or the driver refuses to say.
-    pub fn may_run(&self) -> bool {
+    /// Whether no kernels of this rank run, nor may be launched: no calls are being given to streams, and all
+    /// are done, and none can be replayed.
+    pub fn rest(self: &Arc<Self>) -> Rest {
         // Whoever gives a call has this from before that has its number until it is launched.
         let is_free = self.line.try_lock().is_ok();
-        !is_free || self.is_in_graphs() || retry(|| self.is_idle()) != Ok(true)
+        if !is_free || self.is_in_graphs() {
+            return Rest::Known(false);
+        }
+        let Parts { astray, one_sided, .. } = self.parts();
+        if self.watch.is_over() && astray.is_nothing() && one_sided.is_nothing() {
+            return Rest::Known(true);
+        }
+        let this = self.clone();
+        Rest::Asked(Box::new(move || retry(|| this.is_idle()) == Ok(true)))
     }
 
     /// What tells when that memory has been given back.
@@ -378,13 +386,15 @@ impl DeviceExchange {
         lock(&self.parts().windows).add(window)
     }
 
-    /// Ends the window of this number, of this rank. May wait for the GPU. Whether it is still mapped, for
-    /// kernels that run, which is to be attended to: else it goes with the next one, or with the exchange.
+    /// Ends the window of this number, of this rank. May wait for the GPU, but not once the exchange is
+    /// aborted. Whether it is still mapped, for kernels that run, which is to be attended to: else it goes
+    /// with the next one, or with the exchange.
     pub fn end_window(&self, number: u64) -> bool {
         let parts = self.parts();
         lock(&parts.windows).end(number);
-        // The driver may wait for kernels of another group, which whoever ends this one may be about to end.
-        self.unmap_ended(parts.fault.is_aborted())
+        // The driver may wait for kernels of another group, which whoever ends this one may be about to end:
+        // it is not even asked here then.
+        parts.fault.is_aborted() || self.unmap_ended(false)
     }
 
     /// Lets go of windows that have ended, in another thread if that is to be `aside`, unless kernels that

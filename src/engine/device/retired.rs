@@ -84,6 +84,11 @@ impl Astray {
         self.lost.store(true, Ordering::Release);
     }
 
+    /// Whether there has been nothing.
+    pub(super) fn is_nothing(&self) -> bool {
+        ![&self.any, &self.lost].into_iter().any(|flag| flag.load(Ordering::Acquire))
+    }
+
     /// Whether the streams have done it, as far as anybody knows.
     fn is_done(&self) -> Result<bool> {
         if self.any.load(Ordering::Acquire) { self.end.query() } else { Ok(true) }
@@ -208,7 +213,7 @@ pub(super) fn retire(parts: Parts) {
         return;
     }
     let devices = parts.last.devices().clone();
-    // Whoever ends this may have to end others whose kernels wait on this GPU.
+    // Whoever ends this may have to end others whose kernels wait on this GPU, and the driver for them.
     let has_failed = parts.fault.is_aborted();
     devices.keep(Box::new(parts), has_failed);
 }

@@ -56,6 +56,12 @@ impl Watch {
         Ok(())
     }
 
+    /// Whether all calls were seen to be done, or the group has failed. Asks nobody.
+    pub(super) fn is_over(&self) -> bool {
+        let observed = lock(&self.0);
+        observed.calls.is_multiple_of(2) && observed.last.is_none() && observed.mark.is_none()
+    }
+
     /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not
     /// done.
     pub(super) fn attend(&self, exchange: &DeviceExchange, group: &Group) -> bool {

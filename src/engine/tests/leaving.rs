@@ -1,6 +1,7 @@
 //! Ranks that leave a group whose other members go on.
 
 use super::*;
+use crate::engine::group::Rest;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -32,7 +33,7 @@ fn a_rank_that_leaves_tells_those_alone_who_wait_for_calls_that_it_never_makes()
         let parents = linked_pair(shm);
         let [stays, leaves] = child(&parents, 77);
         let made = [&stays, &leaves].map(|group| turn(group, BARRIER));
-        assert!(leaves.leave(&why(), || true));
+        assert!(leaves.leave(&why(), || Rest::Known(true)));
         assert_eq!(leaves.failure(), Some(why()));
         let called = leaves
             .run(calling(Class::Ordered, 0, BARRIER, None), |_| -> Scripted { panic!("it is refused") });
@@ -54,14 +55,17 @@ fn a_rank_does_not_leave_while_something_of_it_is_under_way_or_where_all_have_fa
     let [first, second] = linked_pair(true);
     let mut bytes = [0; 4];
     let waits = receive(&first, 5, &mut bytes);
-    assert!(!first.leave(&why(), || true));
+    assert!(!first.leave(&why(), || Rest::Known(true)));
     waits.cancel();
-    assert!(!first.leave(&why(), || false));
+    assert!(!first.leave(&why(), || Rest::Known(false)));
+    // The driver does not answer, and something else does not wait for that.
+    let (_silent, hears) = std::sync::mpsc::channel::<()>();
+    assert!(!first.leave(&why(), || Rest::Asked(Box::new(move || hears.recv().is_err()))));
     // A call that begins meanwhile.
-    assert!(!first.leave(&why(), || turn(&first, BARRIER).sequence == 0));
+    assert!(!first.leave(&why(), || Rest::Known(turn(&first, BARRIER).sequence == 0)));
     assert_eq!(first.failure(), None);
-    assert!(first.leave(&why(), || true));
-    assert!(!first.leave(&why(), || true));
+    assert!(first.leave(&why(), || Rest::Known(true)));
+    assert!(!first.leave(&why(), || Rest::Known(true)));
     second.fail(Error::new(Status::Aborted, "enough"));
-    assert!(!second.leave(&why(), || true));
+    assert!(!second.leave(&why(), || Rest::Known(true)));
 }

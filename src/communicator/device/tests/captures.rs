@@ -77,9 +77,12 @@ fn a_rank_that_leaves_fails_the_others_where_graphs_have_calls() {
                 unsafe { call.enqueue() }.expect("captured");
                 double.end_capture(stream, *device).expect("a graph");
             }
+            let exchange = call.group.devices().and_then(Way::exchange).expect("they exchange");
+            // Whoever leaves asks the driver else, and does not wait long for its answer.
+            until("it is seen to be done", || !exchange.attend(&call.group));
             done.wait();
             if context.rank() == 0 {
-                context.leave(|| true);
+                context.leave(|| Rest::Known(true));
                 let error = context.failure().expect("it has left");
                 assert_eq!(error.status(), Status::Aborted, "{error}");
             } else if captures {

@@ -159,6 +159,77 @@ fn who_ends_an_aborted_communicator_does_not_wait_for_another_on_its_gpu() {
     }
 }
 
+/// Nothing else ends the kernel for which a thread of the program waits with the driver's lock. The double
+/// complains when nothing moves any more.
+#[test]
+fn who_aborts_or_leaves_while_the_driver_does_not_answer_ends_its_kernels() {
+    for ends in [Context::abort, |context: &Context| context.leave(|| Rest::Known(true))] {
+        let ((), double, _) = first_of_two(|context, (double, _, _)| {
+            let (output, stream) = (double.memory(0, 4), double.stream(0));
+            double.hold_lock(Waiting::All, PATIENCE / 4);
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, Some(stream), Duration::MAX).launch() }.expect("a launch");
+            std::thread::scope(|scope| {
+                scope.spawn(|| double.launch_first(0));
+                until("the lock", || double.is_held());
+                ends(context);
+            });
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+/// The same where the kernel is of another communicator: the driver answers nobody before that is aborted.
+#[test]
+fn who_ends_an_aborted_communicator_does_not_wait_for_a_driver_that_waits_for_another() {
+    for has_window in [false, true] {
+        let stores = [(); 2].map(|()| Arc::new(HashStore::new()));
+        std::thread::scope(|scope| {
+            for (rank, seat) in (0..).zip(processes(2)) {
+                let stores = &stores;
+                scope.spawn(move || end_one_after_the_other(rank, &seat, stores, has_window));
+            }
+        });
+    }
+}
+
+/// As a rank of two communicators: the kernel is of the second.
+fn end_one_after_the_other(rank: u32, seat: &Seat, stores: &[Arc<HashStore>; 2], has_window: bool) {
+    let (double, devices, device) = seat;
+    DRIVER.set(Some(double.clone()));
+    let [first, second] = stores.each_ref().map(|store| {
+        let context = Context::create(options(rank, 2, store, "")).expect("ranks meet");
+        meet(&[(&context, *device)], || Ok(devices.clone()), choose, LOADS.exchange).expect("an agreement");
+        context
+    });
+    let window = has_window.then(|| {
+        let memory = double.memory(*device, 5 * windows::MIB as usize);
+        windows::window(&first, memory, 4 * windows::MIB).expect("a window")
+    });
+    captures::barrier(&second);
+    if rank == 1 {
+        until("the news", || second.failure().is_some());
+        return;
+    }
+    double.hold_lock(Waiting::All, PATIENCE / 4);
+    let (output, stream) = (double.memory(*device, 4), double.stream(*device));
+    // SAFETY: the double trusts no addresses.
+    unsafe { sum(&second, 1, output, Some(stream), Duration::MAX).launch() }.expect("a launch");
+    std::thread::scope(|scope| {
+        scope.spawn(|| double.launch_first(*device));
+        until("the lock", || double.is_held());
+        first.abort();
+        drop((window, first));
+        second.abort();
+    });
+    assert_eq!(double.complaints(), Vec::<String>::new());
+    drop(second);
+    until("all to be given back", || {
+        devices.give_back();
+        double.mapped_memory() == 0
+    });
+}
+
 /// The driver refuses one call, or the next, too, by which the exchange would know when what is left is done.
 /// Then it is kept.
 #[test]

@@ -46,16 +46,9 @@ impl DeviceExchange {
 
     /// Sets the kernels' latch from another thread, which tells how that went.
     fn latch_aside(self: &Arc<Self>) -> Result<mpsc::Receiver<Result<(), String>>, String> {
-        let (this, (tell, told)) = (self.clone(), mpsc::sync_channel(1));
-        let latch = move || {
-            let latched = this.latch().map_err(|error| error.to_string());
-            // The exchange may end here, which is nobody's to wait for.
-            drop(this);
-            // Who waited may have gone on.
-            let _ = tell.send(latched);
-        };
-        process::spawn("unisono-latch", latch).map_err(|cause| cause.to_string())?;
-        Ok(told)
+        let this = self.clone();
+        let latch = move || this.latch().map_err(|error| error.to_string());
+        process::aside("unisono-latch", latch).map_err(|cause| cause.to_string())
     }
 
     /// Makes what [`DeviceExchange::shut`] and [`DeviceExchange::abort`] need for kernels that write into

@@ -84,6 +84,14 @@ impl OneSided {
         Ok(OneSided { sent, sent_on: Mutex::default(), waits: Mutex::default() })
     }
 
+    /// Whether streams have been given nothing that was not captured, or waits alone that were seen to be
+    /// over. Asks nobody.
+    pub(in crate::engine::device) fn is_nothing(&self) -> bool {
+        let sends = self.sent_on.try_lock().map_or(true, |sent_on| sent_on.is_some());
+        let waits = lock(&self.waits);
+        !sends && waits.begun == 0 && waits.under_way.is_empty()
+    }
+
     /// Whether streams have done all of it that was not captured.
     pub(in crate::engine::device) fn is_done(&self) -> Result<bool> {
         let sent_on = match self.sent_on.try_lock() {
