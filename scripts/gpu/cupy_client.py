@@ -87,7 +87,7 @@ def main():
     size, expect = options.ranks, options.expect
     # The library that is in use says which it is.
     told = tempfile.TemporaryDirectory()
-    os.environ.update(NCCL_DEBUG="VERSION", NCCL_DEBUG_FILE=f"{told.name}/%p")
+    os.environ.update(NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=f"{told.name}/%p")
     context = multiprocessing.get_context("spawn")
     first = context.Process(target=one_process, args=(size, expect))
     channel = context.Queue()

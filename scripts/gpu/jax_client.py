@@ -127,7 +127,7 @@ def main():
     faulthandler.dump_traceback_later(100, exit=True)
     # The library that is in use says which it is.
     told = tempfile.TemporaryDirectory()
-    os.environ.update(NCCL_DEBUG="VERSION", NCCL_DEBUG_FILE=f"{told.name}/%p")
+    os.environ.update(NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=f"{told.name}/%p")
     import jax
 
     if options.rank is not None:

@@ -27,7 +27,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ pub struct Sleeper {
     thread: usize,
     /// Whether the driver may hold it up when it is woken.
     asks_driver: bool,
+    /// Whether the thread has turned to long work, a callback say, in its last look before it sleeps.
+    is_away: AtomicBool,
     state: Mutex<State>,
     woken: Condvar,
 }
@@ -60,6 +62,7 @@ impl Sleeper {
             bell: bell.clone(),
             thread: this_thread(),
             asks_driver,
+            is_away: AtomicBool::new(false),
             state: Mutex::default(),
             woken: Condvar::new(),
         })
@@ -81,6 +84,11 @@ impl Sleeper {
     /// Whether it sleeps, or is about to.
     pub fn is_asleep(&self) -> bool {
         lock(&self.state).asleep
+    }
+
+    /// Whether its thread has been at long work since it lay down. Whoever had to wake one did not count on it.
+    pub(super) fn is_away(&self) -> bool {
+        self.is_away.load(Ordering::Relaxed)
     }
 
     /// Whether somebody has woken it since it lay down.
@@ -125,6 +133,21 @@ struct Asleep {
     by_mail: Vec<Arc<Sleeper>>,
 }
 
+impl Asleep {
+    fn all(&self) -> impl Iterator<Item = &Arc<Sleeper>> {
+        self.any.iter().chain(&self.by_mail)
+    }
+
+    /// See [`Sleepers::wake_one`].
+    fn wake_one(&self) {
+        let own = this_thread();
+        let others = || self.all().filter(|sleeper| sleeper.thread != own && !sleeper.is_away());
+        if let Some(sleeper) = others().find(|sleeper| !sleeper.asks_driver).or_else(|| others().next()) {
+            sleeper.wake();
+        }
+    }
+}
+
 fn take(from: &mut Vec<Arc<Sleeper>>, sleeper: &Arc<Sleeper>) -> Option<Arc<Sleeper>> {
     let at = from.iter().position(|other| Arc::ptr_eq(other, sleeper))?;
     Some(from.remove(at))
@@ -150,6 +173,7 @@ impl Sleepers {
     /// This one is about to sleep, for anything, until the answer is dropped. From here on it is woken.
     pub(super) fn lie_down<'a>(&'a self, sleeper: &'a Arc<Sleeper>) -> Lying<'a> {
         *lock(&sleeper.state) = State { asleep: true, ..State::default() };
+        sleeper.is_away.store(false, Ordering::Relaxed);
         lock(&self.asleep).any.push(sleeper.clone());
         self.count_any.fetch_add(1, Ordering::SeqCst);
         self.count.fetch_add(1, Ordering::SeqCst);
@@ -173,9 +197,26 @@ impl Sleepers {
         Some(Taken(self))
     }
 
-    /// This thread, if it has the bell, has it no more: it looks on, but not soon.
-    pub(super) fn let_go_of_bell(&self) {
+    /// This thread, if it has the bell, has it no more.
+    fn let_go_of_bell(&self) {
         let _ = self.bell_of.compare_exchange(this_thread(), 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// This thread does not look on, or not soon: it lets go of the bell, and another of those who sleep takes
+    /// it, if any does and none has it.
+    pub(super) fn hand_on(&self) {
+        self.let_go_of_bell();
+        if !self.any() {
+            return;
+        }
+        let own = this_thread();
+        let asleep = lock(&self.asleep);
+        asleep.all().filter(|sleeper| sleeper.thread == own).for_each(|sleeper| {
+            sleeper.is_away.store(true, Ordering::Relaxed);
+        });
+        if !self.bell_is_taken() {
+            asleep.wake_one();
+        }
     }
 
     /// Whether one has the bell, who sleeps, or is about to, or comes back from that at this moment.
@@ -192,17 +233,12 @@ impl Sleepers {
 
     /// Wakes another than this thread, and if it may be one that the driver does not hold up.
     pub(super) fn wake_one(&self) {
-        let (asleep, own) = (lock(&self.asleep), this_thread());
-        let all = || asleep.any.iter().chain(&asleep.by_mail).filter(|sleeper| sleeper.thread != own);
-        if let Some(sleeper) = all().find(|sleeper| !sleeper.asks_driver).or(all().next()) {
-            sleeper.wake();
-        }
+        lock(&self.asleep).wake_one();
     }
 
     /// Wakes all.
     pub(super) fn wake_all(&self) {
-        let asleep = lock(&self.asleep);
-        asleep.any.iter().chain(&asleep.by_mail).for_each(|sleeper| sleeper.wake());
+        lock(&self.asleep).all().for_each(|sleeper| sleeper.wake());
     }
 }
 

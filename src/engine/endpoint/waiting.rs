@@ -277,10 +277,9 @@ impl Endpoint {
             let asked = if on_device { Through::Messages } else { through };
             waits = !self.progress_parking(asked) && !sleeper.is_woken();
         }
-        // A callback may have been called meanwhile, for which it let go of it.
-        let holds = taken.as_ref().is_some_and(Taken::holds);
-        if !waits || holds != has_bell {
-            if holds {
+        // For a callback, say, that was called meanwhile it let go of it.
+        if !waits || sleeper.is_away() {
+            if taken.as_ref().is_some_and(Taken::holds) {
                 bell.cancel_park();
             }
         } else if !has_bell {
@@ -343,10 +342,7 @@ impl Endpoint {
     /// This thread may have the bell, have had it, or have been woken to take it, and does not look on, or not
     /// soon: another who sleeps takes it, if any does and none has it.
     pub(in crate::engine) fn leave_bell(&self) {
-        self.sleepers.let_go_of_bell();
-        if !self.sleepers.bell_is_taken() {
-            self.sleepers.wake_one();
-        }
+        self.sleepers.hand_on();
     }
 
     /// One of those who sleep looks at everything, if any does: who has the bell, or else one who takes it.
