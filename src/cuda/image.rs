@@ -19,7 +19,7 @@ pub struct Image {
     sm_90: Packed,
     /// Machine code for compute capabilities 10.x.
     sm_100: Packed,
-    /// PTX, which the driver compiles for any other from 8.0 up. That takes seconds the first time. Drivers
+    /// PTX, which the driver compiles for any other from 8.0 up: half a minute the first time. Drivers
     /// before 550 refuse that of kernels which exchange.
     compute_80: Packed,
 }
