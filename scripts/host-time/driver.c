@@ -317,6 +317,10 @@ int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, intptr_t st
     return SUCCESS;
 }
 
+int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, intptr_t stream) {
+    return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
+}
+
 int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, intptr_t stream) {
     return cuMemcpyDtoDAsync_v2(to, (uintptr_t)from, bytes, stream);
 }
