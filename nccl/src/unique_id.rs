@@ -251,6 +251,7 @@ mod tests {
                 .into_iter()
                 .map(|(name, loopback)| InterfaceAddress {
                     name: name.into(),
+                    label: name.into(),
                     index: 1,
                     address: [127, 0, 0, 1].into(),
                     up: true,

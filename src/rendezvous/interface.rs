@@ -1,9 +1,10 @@
 //! Which of this host's addresses other hosts are told.
 //!
-//! A user may name an interface (`eth0`), an address (`10.0.0.5`) or a network (`10.0.0.0/8`, `fd00::/8`).
-//! Without a choice it is the interface of the default route; without one, the first that is up and not
-//! loopback; without one, loopback, which serves ranks of this host only. Of the interface's addresses, IPv4
-//! come first and link-local ones last: they are used only where there is nothing else.
+//! A user may name an interface (`eth0`), a label of its addresses (`eth0:1`), an address (`10.0.0.5`) or a
+//! network (`10.0.0.0/8`, `fd00::/8`). Without a choice it is the interface of the default route; without one,
+//! the first that is up and not loopback; without one, loopback, which serves ranks of this host only. Of the
+//! interface's addresses, IPv4 come first and link-local ones last: they are used only where there is nothing
+//! else.
 
 #![forbid(unsafe_code)]
 
@@ -154,7 +155,7 @@ fn choose_wanted(list: &[InterfaceAddress], wanted: &str) -> Result<Interface> {
         .iter()
         .filter(|entry| match by_address {
             Some(address) => entry.address == address,
-            None => entry.name == wanted,
+            None => entry.name == wanted || entry.label == wanted,
         })
         .collect();
     let has_loopback = list.iter().any(|entry| entry.loopback && entry.up);
@@ -179,8 +180,12 @@ fn choose_wanted(list: &[InterfaceAddress], wanted: &str) -> Result<Interface> {
         (Some(first), _) if !first.up => {
             fail!(InvalidArgument, "interface '{}' is down; there are {}. {ADVICE}", first.name, shown(list))
         }
-        (Some(_), by_address) => {
-            let how = if by_address.is_some() { "its address was chosen" } else { "its name was chosen" };
+        (Some(first), by_address) => {
+            let how = match by_address {
+                Some(_) => "its address was chosen",
+                None if first.name == wanted => "its name was chosen",
+                None => "a label of its addresses was chosen",
+            };
             Ok(gather(matching.into_iter(), reason(how)))
         }
     }
@@ -230,7 +235,7 @@ fn shown(list: &[InterfaceAddress]) -> String {
     }
     let shown: Vec<String> = list
         .iter()
-        .map(|entry| format!("{} {}{}", entry.name, entry.address, if entry.up { "" } else { " (down)" }))
+        .map(|entry| format!("{} {}{}", entry.label, entry.address, if entry.up { "" } else { " (down)" }))
         .collect();
     shown.join(", ")
 }
@@ -266,6 +271,7 @@ mod tests {
     fn entry(name: &str, index: u32, address: &str) -> InterfaceAddress {
         InterfaceAddress {
             name: name.to_owned(),
+            label: name.to_owned(),
             index,
             address: address.parse().unwrap(),
             up: name != "eth2",
@@ -308,6 +314,29 @@ mod tests {
         ] {
             assert_eq!(chosen(wanted), (name.to_owned(), vec![address.to_owned()]), "{wanted}");
         }
+    }
+
+    #[test]
+    fn a_label_means_its_addresses_and_the_interfaces_name_those_of_all_labels() {
+        let labelled = |address| InterfaceAddress { label: "eth0:1".to_owned(), ..entry("eth0", 2, address) };
+        let list = [
+            entry("lo", 1, "127.0.0.1"),
+            entry("eth0", 2, "10.0.0.5"),
+            labelled("10.1.2.3"),
+            labelled("10.1.2.4"),
+        ];
+        let line = |wanted| choose_from(&list, Some(wanted), None).map(|interface| interface.to_string());
+        assert_eq!(
+            line("eth0:1").expect("it is there"),
+            "interface eth0 10.1.2.3, 10.1.2.4 (a label of its addresses was chosen by 'eth0:1')"
+        );
+        assert_eq!(
+            line("eth0").expect("it is there"),
+            "interface eth0 10.0.0.5, 10.1.2.3, 10.1.2.4 (its name was chosen by 'eth0')"
+        );
+        let text = line("eth0:2").expect_err("there is none").to_string();
+        let part = "'eth0:2' does not exist; there are lo 127.0.0.1, eth0 10.0.0.5, eth0:1 10.1.2.3, eth0:1 ";
+        assert!(text.contains(part), "{text}");
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::ptr;
 pub struct InterfaceAddress {
     /// The interface's name, `eth0`.
     pub name: String,
+    /// What the address is called: `eth0:1` if it has a label, and else as the interface.
+    pub label: String,
     /// The interface's number in the kernel, which link-local IPv6 addresses need.
     pub index: u32,
     /// The address.
@@ -35,10 +37,11 @@ pub fn list() -> io::Result<Vec<InterfaceAddress>> {
         // SAFETY: `ifa_addr` is NULL or a socket address as long as its family says.
         let Some(address) = (unsafe { address(entry.ifa_addr) }) else { continue };
         // SAFETY: the name is terminated and valid until the list is freed.
-        let label = unsafe { CStr::from_ptr(entry.ifa_name) };
+        let label = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy();
         let has = |flag: i32| entry.ifa_flags & flag as u32 != 0;
         addresses.push(InterfaceAddress {
-            name: interface_of(&label.to_string_lossy()).to_owned(),
+            name: interface_of(&label).to_owned(),
+            label: label.into_owned(),
             // SAFETY: as above; the call only reads the name, of which the kernel takes the interface's.
             index: unsafe { libc::if_nametoindex(entry.ifa_name) },
             address,
@@ -127,7 +130,8 @@ mod tests {
         }
         assert!(in_a_child(|| {
             let is_ours = |entry: &InterfaceAddress| {
-                entry.address == LABELLED && entry.name == "lo" && entry.index == 1
+                let called = (entry.name.as_str(), entry.label.as_str());
+                entry.address == LABELLED && called == ("lo", "lo:1") && entry.index == 1
             };
             enter_new_network() && label_loopback() && list().is_ok_and(|list| list.iter().any(is_ours))
         }));
