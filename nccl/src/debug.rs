@@ -12,6 +12,7 @@ use log::{Level, LevelFilter};
 use unisono::logging;
 use unisono::sys::global::Global;
 
+use crate::error::with_variables;
 use crate::settings;
 use crate::version::VERSION;
 
@@ -114,7 +115,8 @@ fn tell(level: Level, text: &str) {
         Level::Info => "INFO",
         Level::Debug | Level::Trace => "TRACE",
     };
-    SINK.write().write(&line(level, text));
+    let line = line(level, &with_variables(text));
+    SINK.write().write(&line);
 }
 
 impl Sink {
@@ -179,6 +181,10 @@ fn host() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use unisono::signature::Making;
+
     use super::*;
 
     #[test]
@@ -193,6 +199,33 @@ mod tests {
         assert_eq!(wish(None, Some("debug")), native(LevelFilter::Debug));
         assert_eq!(wish(Some("nonsense"), None), native(LevelFilter::Off));
         assert_eq!(wish(None, Some("loud")), native(LevelFilter::Warn));
+    }
+
+    /// The rank that others wait for is in no call, and has nothing but the log to read.
+    #[test]
+    fn lines_name_the_settings_that_there_are_here() {
+        const LOGS: &str = "UNISONO_TEST_LOGS";
+        let (call, meeting) = ("rank 1 waits: raise timeout_ms", format!("or {}", Making::LIMIT));
+        if std::env::var_os(LOGS).is_some() {
+            install();
+            log::warn!("{call}");
+            log::info!("{meeting}");
+            return;
+        }
+        let logs = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "debug::tests::lines_name_the_settings_that_there_are_here", "--nocapture"])
+            .env(LOGS, "1")
+            .env("NCCL_DEBUG", "INFO")
+            .env_remove("NCCL_DEBUG_FILE")
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&logs.stdout);
+        for line in [
+            "NCCL WARN rank 1 waits: raise UNISONO_NCCL_TIMEOUT\n",
+            "NCCL INFO or UNISONO_NCCL_MEETING_TIMEOUT\n",
+        ] {
+            assert!(said.contains(line), "{said}");
+        }
     }
 
     #[test]

@@ -142,11 +142,13 @@ pub(crate) fn tell(failure: &Error) {
 }
 
 fn line(error: &Error) -> CString {
-    // The engine names the native face's fields.
-    let text = error.text().replace('\0', "\\0").replace(Making::LIMIT, MEETING_VARIABLE);
-    let text = text.replace("timeout_ms", "UNISONO_NCCL_TIMEOUT");
     // No NUL is left in it.
-    CString::new(text).unwrap_or_default()
+    CString::new(with_variables(error.text()).replace('\0', "\\0")).unwrap_or_default()
+}
+
+/// A text of the engine, which names the native face's fields: with the variables that stand for them here.
+pub(crate) fn with_variables(text: &str) -> String {
+    text.replace(Making::LIMIT, MEETING_VARIABLE).replace("timeout_ms", "UNISONO_NCCL_TIMEOUT")
 }
 
 /// A place for a result, to be written when the call has succeeded.
