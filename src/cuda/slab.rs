@@ -57,9 +57,19 @@ struct GivingBack {
 struct Pending {
     /// What the thread is to take next.
     queue: Vec<Box<dyn Send>>,
-    /// Whether it is to look at what is kept.
-    looks: bool,
+    /// How much of what is kept it is to look at.
+    looks: Looks,
     has_thread: bool,
+}
+
+/// How much of what is kept the thread is to look at.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Looks {
+    #[default]
+    Nothing,
+    /// What has failed: the rest is for whoever comes by.
+    Failed,
+    All,
 }
 
 impl GivingBack {
@@ -77,11 +87,17 @@ impl GivingBack {
         self.engage(devices, |state| state.queue.push(what));
     }
 
-    /// Has the thread look at all that is kept, and give back what is over, as [`GivingBack::aside`].
-    fn look_aside(self: &Arc<Self>, devices: &Arc<Devices>) {
+    /// Has the thread look at that much of what is kept, and give back what is over, as
+    /// [`GivingBack::aside`].
+    fn look_aside(self: &Arc<Self>, devices: &Arc<Devices>, looks: Looks) {
         if !self.is_inherited() {
-            self.engage(devices, |state| state.looks = true);
+            self.engage(devices, |state| state.looks = state.looks.max(looks));
         }
+    }
+
+    /// Whether there is a thread, which may have taken some of what is kept, to ask about it.
+    fn is_at_work(&self) -> bool {
+        lock(&self.state).has_thread
     }
 
     /// Has the thread do what `add` adds. Where there is none to be had that is left to the next one.
@@ -110,7 +126,7 @@ impl GivingBack {
         let over = RefCell::new(Vec::new());
         loop {
             let state = lock(&self.state);
-            if state.queue.is_empty() && !state.looks {
+            if state.queue.is_empty() && state.looks == Looks::Nothing {
                 return self.end(state);
             }
             drop(state);
@@ -132,8 +148,9 @@ impl GivingBack {
         let looks = std::mem::take(&mut state.looks);
         over.borrow_mut().append(&mut state.queue);
         drop(state);
-        if looks {
-            let kept = std::mem::take(&mut *lock(&devices.slabs().kept));
+        if looks > Looks::Nothing {
+            let is_wanted = |kept: &mut Waiting| kept.aside || looks == Looks::All;
+            let kept = lock(&devices.slabs().kept).extract_if(.., is_wanted).collect();
             let found = devices.slabs().take_over(kept);
             over.borrow_mut().extend(found.into_iter().map(|kept| -> Box<dyn Send> { Box::new(kept) }));
         }
@@ -189,6 +206,8 @@ impl Devices {
         if slabs.giving_back.is_inherited() {
             return std::mem::forget(new);
         }
+        // Asked before the lock: what the thread has taken is not there, and is to be looked at once more.
+        let is_at_work = slabs.giving_back.is_at_work();
         let mut here = new;
         let mut kept = lock(&slabs.kept);
         match all_aside {
@@ -197,8 +216,9 @@ impl Devices {
         }
         let others = !kept.is_empty();
         drop(kept);
-        if others {
-            slabs.giving_back.look_aside(self);
+        if others || is_at_work {
+            let looks = if all_aside { Looks::All } else { Looks::Failed };
+            slabs.giving_back.look_aside(self, looks);
         }
         // Not under the lock: dropping may wait for the device.
         drop(slabs.take_over(here));
@@ -575,6 +595,50 @@ mod tests {
         for _ in 0..3 {
             hear.recv_timeout(LONG).expect("all is dropped when it is quiet");
         }
+    }
+
+    /// Tells the test when another thread than the test's asks whether it is over, and answers as that says.
+    struct Answers(std::thread::ThreadId, mpsc::Sender<()>, mpsc::Receiver<bool>);
+
+    impl Kept for Answers {
+        fn is_over(&self) -> bool {
+            assert_ne!(std::thread::current().id(), self.0, "that is not this thread's to ask");
+            // The test may be over.
+            let _ = self.1.send(());
+            self.2.recv().unwrap_or(true)
+        }
+    }
+
+    /// Notes who asks whether it is over.
+    struct Noted(Tells, mpsc::Sender<std::thread::ThreadId>);
+
+    impl Kept for Noted {
+        fn is_over(&self) -> bool {
+            self.1.send(std::thread::current().id()).expect("the test listens");
+            self.0.is_over()
+        }
+    }
+
+    /// Else it would wait for quiet with what has failed, and that may stay for as long as the program runs.
+    #[test]
+    fn what_is_well_is_for_who_comes_by_also_while_what_has_failed_is_kept() {
+        const LONG: Duration = Duration::from_secs(60);
+        let here = std::thread::current().id();
+        let ((tell, hear), (note, noted), is_over) = (mpsc::channel(), mpsc::channel(), flag(false));
+        let ((ask, asked), (answer, answers)) = (mpsc::channel(), mpsc::channel());
+        let (_double, devices) = process(Order::RoundRobin);
+        devices.keep(Box::new(Answers(here, ask, answers)), true);
+        asked.recv_timeout(LONG).expect("another thread asks");
+        // It finds this when it looks again.
+        devices.keep(Box::new(Noted(Tells(tell, is_over.clone()), note)), false);
+        devices.look_after_kept();
+        answer.send(false).expect("it waits for that");
+        asked.recv_timeout(LONG).expect("who came by while it was asked has it asked again");
+        assert!(noted.try_iter().all(|who| who == here));
+        let _held = devices.note_held();
+        is_over.store(true, Ordering::Relaxed);
+        devices.look_after_kept();
+        assert_eq!(hear.try_recv(), Ok(here), "it is dropped at once, though a stream waits for the host");
     }
 
     /// Of an exchange that failed: does something when another thread gives it back.

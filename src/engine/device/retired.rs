@@ -4,7 +4,8 @@
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 
@@ -16,7 +17,6 @@ use crate::cuda::context::Devices;
 use crate::cuda::driver::{Priority, least_limit, retry};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
-use crate::cuda::polling;
 use crate::cuda::slab::{Arena, Kept, Opened};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
@@ -176,6 +176,11 @@ impl Kept for Parts {
     }
 }
 
+/// How long who waits for memory does so before it looks again, at first and at most: each look may start a
+/// thread.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
 /// What tells when the parts of an exchange have been given back.
 #[derive(Clone, Debug)]
 pub struct HeldMemory {
@@ -199,7 +204,8 @@ impl HeldMemory {
             if deadline.expired() {
                 return false;
             }
-            polling::pause(start, deadline);
+            let pause = (start.elapsed() / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            thread::sleep(deadline.remaining_capped(pause));
         }
     }
 }
@@ -216,4 +222,35 @@ pub(super) fn retire(parts: Parts) {
     // Whoever ends this may have to end others whose kernels wait on this GPU, and the driver for them.
     let has_failed = parts.fault.is_aborted();
     devices.keep(Box::new(parts), has_failed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::cuda::double::{Double, Order};
+
+    /// Of an exchange that failed and that a peer has not left.
+    struct Asked(Arc<AtomicUsize>);
+
+    impl Kept for Asked {
+        fn is_over(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+    }
+
+    #[test]
+    fn who_waits_for_memory_has_what_has_failed_asked_less_and_less_often() {
+        let devices = Devices::over(Double::new(1, Order::Eager)).expect("a device");
+        let (asked, life) = (Arc::new(AtomicUsize::new(0)), Arc::new(()));
+        devices.keep(Box::new(Asked(asked.clone())), true);
+        let memory = HeldMemory { devices, life: Arc::downgrade(&life) };
+        assert!(!memory.await_return(Deadline::after(Duration::from_millis(500))));
+        let asked = asked.load(Ordering::Relaxed);
+        assert!(asked < 200, "{asked} times");
+        drop(life);
+        assert!(memory.await_return(Deadline::NEVER));
+    }
 }
