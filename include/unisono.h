@@ -437,7 +437,7 @@ typedef struct unisono_context_options_t {
     /// that it takes; 0: as many as suit it. The ranks agree on the least that any of them gives. Children
     /// have it, too. Of kernels that carry by way of the host, which take two at least, or three where they
     /// combine, and of those that copy or combine by themselves, as of several pointers of a process, each
-    /// rank obeys its own.
+    /// rank obeys its own. Sends and receives between GPUs have a block for each rank of the group at least.
     uint32_t max_blocks;
     /// 0.
     uint32_t reserved;
@@ -1236,7 +1236,8 @@ void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
 /// at unisono_batch_end. So a send and the receive that answers it, or both halves of an exchange, can be
 /// given to one stream, or be waited for without works; one thread can have several ranks of a group; and
 /// sends and receives between GPUs are one launch for each context, on the first of their streams, for which
-/// the others wait.
+/// the others wait. (More than 240 of a context, where what a rank sends itself counts once more, are
+/// several, one behind the other: what of them waits for whom is then for both sides to have alike.)
 ///
 /// Between the two, an operation is checked for what is wrong with its arguments, and returns: one that is
 /// refused is not in the batch. `*work` is set at the end, and not touched before. Callbacks of works are in

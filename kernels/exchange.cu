@@ -108,12 +108,12 @@ SUM_DEALT(F32) SUM_DEALT(Bf16)
 SUM_DEALT(F16) SUM_DEALT(F64) SUM_DEALT(U32) SUM_DEALT(U64)
 #endif
 
-ENTRY(unisono_move, unisono::Move<1>, unisono::MOVE_THREADS, 2) {
-    unisono::Mover<1>::run(call);
+ENTRY(unisono_move, unisono::Move<16>, unisono::MOVE_THREADS, 2) {
+    unisono::Mover<16>::run(call);
 }
 
-ENTRY(unisono_move_many, unisono::Move<14>, unisono::MOVE_THREADS, 2) {
-    unisono::Mover<14>::run(call);
+ENTRY(unisono_move_many, unisono::Move<240>, unisono::MOVE_THREADS, 2) {
+    unisono::Mover<240>::run(call);
 }
 
 ENTRY(unisono_swap, unisono::Swap, unisono::SWAP_THREADS, 1) {

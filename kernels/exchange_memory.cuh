@@ -116,28 +116,29 @@ __device__ __noinline__ void copy_apart(const u8 *from, u8 *to, u32 bytes, u32 t
     const u32 by = static_cast<u32>(reinterpret_cast<u64>(from + head)) & 15, behind = by == 0 ? 0 : 16;
     const u8 *base = from + head - by;
     u8 *goal = to + head;
-    // Those from `first` to `last` lie in the memory with all that is loaded for them.
+    // Those from `first` on, before `last`, lie in the memory with all that is loaded for them.
     const u32 first = head < by, span = head + 16 + behind;
-    const u32 last = bytes + by < span ? 0 : (bytes + by - span) / 16 + 1;
+    const u32 last = bytes + by < span ? 0 : (bytes + by - span) / 16 + 1, count = last > first ? last - first : 0;
+    // The first thread begins where a line of the memory does that they go to: what a warp stores are whole lines.
+    const u32 skew = static_cast<u32>(reinterpret_cast<u64>(goal) / 16) % 8, end = count == 0 ? 0 : last + skew;
 #pragma unroll 1
-    for (u32 packet = first + thread; packet < last; packet += LOADS * threads) {
+    for (u32 packet = thread; packet < end; packet += LOADS * threads) {
         Packet low[LOADS], high[LOADS];
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
-            // Beyond the last there are none: that again.
-            const u8 *at = base + min(packet + i * threads, last - 1) * 16;
+            // Where there are none: the nearest.
+            const u8 *at = base + (min(max(packet + i * threads, first + skew), end - 1) - skew) * 16;
             low[i] = load_packet(at);
             high[i] = load_packet(at + behind);
         }
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
-            const u32 at = packet + i * threads;
-            if (at < last) store_plain(goal + at * 16, shifted(low[i], high[i], by));
+            const u32 at = packet + i * threads - skew;
+            if (at - first < count) store_plain(goal + at * 16, shifted(low[i], high[i], by));
         }
     }
     // The bytes before and behind them.
-    const bool none = last <= first;
-    const u32 begin = none ? bytes : head + first * 16, between = none ? 0 : (last - first) * 16;
+    const u32 begin = count == 0 ? bytes : head + first * 16, between = count * 16;
 #pragma unroll 1
     for (u32 i = thread; i < bytes - between; i += threads) {
         const u32 at = i < begin ? i : i + between;

@@ -1,8 +1,9 @@
 // Moving bytes between pairs of ranks: sends, receives, and what is made of them (allgather, all-to-all, gather,
 // scatter, long broadcasts between two ranks).
 //
-// Each peer has blocks of its own, so that a pair that is slow holds up no other; block j of those talks to block j of
-// the peer's. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to
+// Each peer has blocks of its own, so that a pair that is slow holds up no other. Transfers are cut into parts, the same
+// on both sides; a block has one part of all transfers after the other, and no two ranks need have as many blocks for
+// each other. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to
 // where what is sent lies, as in an all-to-all in place, a receive waits for the send of the same bytes: that is this
 // block's, too. Where the caller allows fewer blocks than there are ranks, a block goes from peer to peer.
 #pragma once
@@ -11,9 +12,10 @@
 
 namespace unisono {
 
+// The most threads of a block.
 constexpr u32 MOVE_THREADS = 256;
-// Warps of a block that send; as many receive. For tiles each has queues of its own, to and from the same warp of the
-// peer's block.
+// Warps of a block that send, at most; as many receive. For tiles each has queues of its own for each part, to and from
+// the same warp of the peer's block.
 constexpr u32 MOVE_WARPS = MOVE_THREADS / 64;
 // How many packets a thread begins to load before it uses the first.
 constexpr u32 MOVE_LOADS = 16;
@@ -23,44 +25,52 @@ struct Transfer {
     u64 bytes;
 };
 
-struct OwnCopy {
-    const u8 *from;
-    u8 *to;
-    u64 bytes;
-};
-
-// The parameter of the kernels: `Move` of src/cuda/exchange/arguments.rs.
-template <u32 MANY>
+// The parameter of the kernels: `Move` of src/cuda/exchange/arguments.rs. It has room for so many transfers.
+template <u32 ROOM>
 struct Move {
     Group group;
     // Up to how many bytes a transfer goes by narrow lines, by wide ones.
     u64 narrow, wide;
     // What a block should find to do at least.
     u64 line_part, tile_part;
-    // The most blocks for one transfer.
+    // The most parts of a transfer that goes by lines, and of one that goes by tiles.
+    u32 line_parts, tile_parts;
+    // How many parts the transfer of this launch has that has most.
     u32 parts;
-    u32 copies;
     // Whether each receive goes to the bytes of the send of its turn.
     u32 in_place;
-    // How many peers have blocks of their own.
-    u32 classes;
-    // By turn: of the peer `turn + 1` ranks further on.
-    u32 sends[MAX_RANKS], receives[MAX_RANKS];
-    Transfer send[MAX_RANKS - 1][MANY], receive[MAX_RANKS - 1][MANY];
-    OwnCopy copy[MANY];
+    // How many peers have blocks of their own, and how many each.
+    u32 classes, blocks;
+    // Where in `transfer` each list ends; the next begins there. Of each peer, by its turn (the peer is `turn + 1` ranks
+    // further on), what is sent to it and then what it sends. This rank is its own last peer.
+    u32 ends[2 * MAX_RANKS];
+    Transfer transfer[ROOM];
+
+    struct List {
+        const Transfer *first;
+        u32 count;
+    };
+    DEVICE List list(u32 turn, u32 back) const {
+        const u32 at = 2 * turn + back, begin = at == 0 ? 0 : ends[at - 1];
+        return List{transfer + begin, ends[at] - begin};
+    }
+    DEVICE List sends(u32 turn) const { return list(turn, 0); }
+    DEVICE List receives(u32 turn) const { return list(turn, 1); }
 
     DEVICE bool goes_by_lines(u64 bytes) const { return bytes <= narrow || bytes <= wide; }
 
-    // A block's part of a transfer: the same on both sides.
+    // A part of a transfer: the same on both sides.
     struct Part {
         u64 begin, bytes;
     };
-    DEVICE Part part(u64 bytes, u32 block) const {
-        u64 least = goes_by_lines(bytes) ? line_part : tile_part;
+    DEVICE Part part(u64 bytes, u32 number) const {
+        const bool by_lines = goes_by_lines(bytes);
+        const u64 least = by_lines ? line_part : tile_part;
+        const u32 most = by_lines ? line_parts : tile_parts;
         u64 wanted = (bytes + least - 1) / least;
-        u64 count = wanted < parts ? wanted : parts;
+        u64 count = wanted < most ? wanted : most;
         u64 share = ((bytes + count - 1) / count + 63) / 64 * 64;
-        u64 begin = share * block;
+        u64 begin = share * number;
         return Part{begin, begin >= bytes ? 0 : bytes - begin < share ? bytes - begin : share};
     }
 };
@@ -113,19 +123,20 @@ struct LineTable {
     Inbox<LINES> in;
 };
 
-template <u32 MANY>
+template <u32 ROOM>
 struct Mover {
-    const Move<MANY> &call;
+    const Move<ROOM> &call;
     LineTable &table;
     Team team;
-    u32 turn, peer, block;
+    u32 turn, peer, number;
     // Shared by both halves: how many slots each warp has filled.
     volatile u32 *filled;
 
+    DEVICE u32 warps() const { return team.threads / 32; }
     DEVICE u32 warp() const { return team.thread / 32; }
     DEVICE u32 lane() const { return team.thread % 32; }
-    // Which queues for tiles are this warp's.
-    DEVICE u32 tile_queue() const { return block * MOVE_WARPS + warp(); }
+    // Which queues for tiles are this warp's, with this part.
+    DEVICE u32 tile_queue() const { return number * warps() + warp(); }
 
     // Counts a slot as filled: its bytes have been read by all threads of this warp.
     DEVICE void fill() const {
@@ -141,21 +152,21 @@ struct Mover {
     DEVICE Lines lines_for(u64 bytes) const { return Lines{bytes > call.narrow}; }
 
     DEVICE void send() {
-        const u32 count = call.sends[turn];
-        if (count == 0) return;
+        const auto sends = call.sends(turn);
+        if (sends.count == 0) return;
         Outbox<LINES> &lines = table.out;
         Outbox<MOVES> tiles(call.group, tile_queue(), peer);
         bool latched = false;
         if (is_agent()) {
-            lines = Outbox<LINES>(call.group, block, peer);
+            lines = Outbox<LINES>(call.group, number, peer);
             latched = call.group.is_latched();
         }
         if (team.sync_or(latched)) return;
         bool well = true;
 #pragma unroll 1
-        for (u32 i = 0; i < count; i++) {
-            const Transfer &transfer = call.send[turn][i];
-            auto part = call.part(transfer.bytes, block);
+        for (u32 i = 0; i < sends.count; i++) {
+            const Transfer &transfer = sends.first[i];
+            auto part = call.part(transfer.bytes, number);
             if (part.bytes == 0) continue;
             const u8 *from = transfer.address + part.begin;
             // A warp that is to leave still comes to the barriers of the others.
@@ -167,7 +178,7 @@ struct Mover {
             }
         }
         if (!well) return;
-        if (is_agent()) lines.save(call.group, block, peer);
+        if (is_agent()) lines.save(call.group, number, peer);
         if (lane() == 0) tiles.save(call.group, tile_queue(), peer);
     }
 
@@ -194,10 +205,10 @@ struct Mover {
     // Calls `handle(at, length)` for this warp's tiles of a part; ends when that says no.
     template <class Handle>
     DEVICE bool for_each_tile(u64 bytes, Handle handle) const {
-        const u64 even = ((bytes + MOVE_WARPS - 1) / MOVE_WARPS + 511) / 512 * 512;
+        const u64 even = ((bytes + warps() - 1) / warps() + 511) / 512 * 512;
         const u32 tile = static_cast<u32>(even < call.group.move_slot ? even : call.group.move_slot);
 #pragma unroll 1
-        for (u64 at = warp() * tile; at < bytes; at += MOVE_WARPS * tile) {
+        for (u64 at = warp() * tile; at < bytes; at += warps() * tile) {
             if (!handle(at, static_cast<u32>(bytes - at < tile ? bytes - at : tile))) return false;
         }
         return true;
@@ -216,13 +227,13 @@ struct Mover {
     }
 
     DEVICE void receive() {
-        const u32 count = call.receives[turn];
-        if (count == 0) return;
+        const auto receives = call.receives(turn);
+        if (receives.count == 0) return;
         Inbox<LINES> &lines = table.in;
         Inbox<MOVES> tiles(call.group, tile_queue(), peer);
         bool latched = false;
         if (is_agent()) {
-            lines = Inbox<LINES>(call.group, block, peer);
+            lines = Inbox<LINES>(call.group, number, peer);
             lines.catch_up();
             latched = call.group.is_latched();
         }
@@ -230,9 +241,9 @@ struct Mover {
         u32 taken = 0;
         bool well = true;
 #pragma unroll 1
-        for (u32 i = 0; i < count; i++) {
-            const Transfer &transfer = call.receive[turn][i];
-            auto part = call.part(transfer.bytes, block);
+        for (u32 i = 0; i < receives.count; i++) {
+            const Transfer &transfer = receives.first[i];
+            auto part = call.part(transfer.bytes, number);
             if (part.bytes == 0) continue;
             u8 *to = transfer.address + part.begin;
             if (call.goes_by_lines(transfer.bytes)) {
@@ -243,7 +254,7 @@ struct Mover {
             }
         }
         if (!well) return;
-        if (is_agent()) lines.save(call.group, block, peer);
+        if (is_agent()) lines.save(call.group, number, peer);
         if (lane() == 0) tiles.save(call.group, tile_queue(), peer);
     }
 
@@ -277,55 +288,63 @@ struct Mover {
         });
     }
 
-    // Copies within this rank.
+    // Copies what this rank sends itself.
     DEVICE void copy() const {
+        const auto sends = call.sends(turn), receives = call.receives(turn);
         if (call.group.is_latched()) return;
 #pragma unroll 1
-        for (u32 i = 0; i < call.copies; i++) {
-            const OwnCopy &own = call.copy[i];
-            auto part = call.part(own.bytes, block);
-            const u8 *from = own.from + part.begin;
-            u8 *to = own.to + part.begin;
+        for (u32 i = 0; i < sends.count; i++) {
+            auto part = call.part(sends.first[i].bytes, number);
+            const u8 *from = sends.first[i].address + part.begin;
+            u8 *to = receives.first[i].address + part.begin;
             if (((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) != 0) {
                 constexpr u32 MOST = 1u << 30;
 #pragma unroll 1
                 for (u64 at = 0; at < part.bytes; at += MOST) {
                     const u32 length = part.bytes - at < MOST ? static_cast<u32>(part.bytes - at) : MOST;
-                    copy_apart(from + at, to + at, length, threadIdx.x, MOVE_THREADS);
+                    copy_apart(from + at, to + at, length, threadIdx.x, blockDim.x);
                 }
                 continue;
             }
             const u64 whole = part.bytes / 16 * 16;
-#pragma unroll 4
-            for (u64 at = threadIdx.x * 16; at < whole; at += MOVE_THREADS * 16) {
+#pragma unroll 8
+            for (u64 at = threadIdx.x * 16; at < whole; at += blockDim.x * 16) {
                 store_plain(to + at, load_plain<Packet>(from + at));
             }
 #pragma unroll 1
-            for (u64 at = whole + threadIdx.x; at < part.bytes; at += MOVE_THREADS) {
+            for (u64 at = whole + threadIdx.x; at < part.bytes; at += blockDim.x) {
                 store_plain(to + at, load_plain<u8>(from + at));
             }
         }
     }
 
-    DEVICE static void run(const Move<MANY> &call) {
+    DEVICE static void run(const Move<ROOM> &call) {
         __shared__ LineTable tables[2];
         __shared__ u32 filled[MOVE_WARPS];
-        const u32 size = call.group.size, rank = call.group.rank, half = threadIdx.x / (MOVE_THREADS / 2);
-        const Team team{1 + half, threadIdx.x % (MOVE_THREADS / 2), MOVE_THREADS / 2};
-        // The two of a pair meet in the same step, so blocks that have several steps never wait in a circle.
+        const u32 size = call.group.size, rank = call.group.rank, threads = blockDim.x / 2;
+        const u32 half = threadIdx.x >= threads;
+        const Team team{1 + half, threadIdx.x - half * threads, threads};
+        // Blocks of one peer follow each other: so they are spread over the device, however many peers there are.
+        const u32 first = blockIdx.x / call.blocks, place = blockIdx.x - first * call.blocks;
+        // The two of a pair meet in the same step, and come to a part when they have done those of lower numbers: so
+        // blocks that have several never wait in a circle.
 #pragma unroll 1
-        for (u32 step = blockIdx.x % call.classes; step < size; step += call.classes) {
-            __syncthreads();
-            if (threadIdx.x < MOVE_WARPS) filled[threadIdx.x] = 0;
-            __syncthreads();
-            const u32 peer = (step + size - rank) % size, turn = (peer + 2 * size - rank - 1) % size;
-            Mover mover{call, tables[half], team, turn, peer, blockIdx.x / call.classes, filled};
-            if (peer == rank) {
-                mover.copy();
-            } else if (half == 0) {
-                mover.send();
-            } else {
-                mover.receive();
+        for (u32 step = first; step < size; step += call.classes) {
+            const u32 peer = step + (step < rank ? size : 0) - rank;
+            const u32 turn = peer + (peer <= rank ? size : 0) - rank - 1;
+#pragma unroll 1
+            for (u32 number = place; number < call.parts; number += call.blocks) {
+                __syncthreads();
+                if (threadIdx.x < MOVE_WARPS) filled[threadIdx.x] = 0;
+                __syncthreads();
+                Mover mover{call, tables[half], team, turn, peer, number, filled};
+                if (peer == rank) {
+                    mover.copy();
+                } else if (half == 0) {
+                    mover.send();
+                } else {
+                    mover.receive();
+                }
             }
         }
     }

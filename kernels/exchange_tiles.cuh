@@ -12,6 +12,34 @@ constexpr u32 TILE_THREADS = 256;
 // Of the first and the third team, where all three have something to do.
 constexpr u32 PUSH_THREADS = 96, TAKE_THREADS = 64;
 
+// How the threads of a warp have the packets of a row, one each: as they lie there,
+struct InPackets {
+    DEVICE static Packet load(const u8 *base, u32 at) { return load_packet(base + at * 16); }
+    DEVICE static void store(u8 *base, u32 at, Packet packet) { store_plain(base + at * 16, packet); }
+};
+// or in units, each thread one of every 32: so all accesses of the warp are to bytes that follow each other, wherever
+// they begin. What is combined so has to lie so in every operand.
+template <class Unit>
+struct InUnits {
+    static constexpr u32 COUNT = 16 / sizeof(Unit);
+
+    DEVICE static u32 place(u32 at, u32 i) { return at / 32 * 512 + (i * 32 + at % 32) * sizeof(Unit); }
+    DEVICE static Packet load(const u8 *base, u32 at) {
+        Unit unit[COUNT];
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) unit[i] = load_relaxed(reinterpret_cast<const Unit *>(base + place(at, i)));
+        Packet packet;
+        COPY(&packet, unit, 16);
+        return packet;
+    }
+    DEVICE static void store(u8 *base, u32 at, Packet packet) {
+        Unit unit[COUNT];
+        COPY(unit, &packet, 16);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) store_plain(base + place(at, i), unit[i]);
+    }
+};
+
 // What a team keeps in shared memory: its table, and the ends of its queues, each with its agent alone.
 struct TeamState {
     TileTable table;
@@ -131,10 +159,16 @@ struct CombineTiles {
         if (tells) out.save(call.group, blockIdx.x, peer);
     }
 
-    // Where packets do not suit this rank's memory, they do in its scratch: a tile goes by that, part for part.
+    // What a plain sum is made of at addresses that whole elements suit, but packets do not.
+    using Unit = typename Choice<sizeof(typename T::Memory) == 8, u64, u32>::Type;
+    DEVICE static bool all_suit(const u8 *input, const u8 *output, u32 size) {
+        return ((reinterpret_cast<u64>(COPIES ? nullptr : input) | reinterpret_cast<u64>(output)) & (size - 1)) == 0;
+    }
+    DEVICE bool sums() const { return Same<Op, Sum>::VALUE && combiner.is_plain(); }
+
+    // Where neither packets nor units suit this rank's memory, they do in its scratch: a tile goes by that, part for part.
     DEVICE void combine_tile(const u8 *input, u8 *output, u32 bytes) {
-        const u64 addresses = reinterpret_cast<u64>(COPIES ? nullptr : input) | reinterpret_cast<u64>(output);
-        const bool apart = addresses % 16 != 0;
+        const bool apart = !all_suit(input, output, sums() ? sizeof(Unit) : 16);
         const u32 step = apart ? SCRATCH : bytes;
 #pragma unroll 1
         for (u32 at = 0; at < bytes; at += step) {
@@ -173,12 +207,15 @@ struct CombineTiles {
             const u32 of = COPIES ? call.root : i;
             from[i] = !COPIES && i == rank ? input : COPIES || i < size ? state.table.from[of] + begin : nullptr;
         }
-        // How many packets from the first are whole.
-        const u32 fast = bytes / 16;
-        if (COPIES || (Same<Op, Sum>::VALUE && combiner.is_plain())) {
-            fold_whole<LOG, true>(from, output, begin, fast);
+        // How many packets from the first are whole; by units, whole rows.
+        u32 fast = bytes / 16;
+        if (!all_suit(input, output, 16)) {
+            fast = fast / 32 * 32;
+            if constexpr (Same<Op, Sum>::VALUE) fold_whole<LOG, true, InUnits<Unit>>(from, output, begin, fast);
+        } else if (COPIES || sums()) {
+            fold_whole<LOG, true, InPackets>(from, output, begin, fast);
         } else {
-            fold_whole<LOG, false>(from, output, begin, fast);
+            fold_whole<LOG, false, InPackets>(from, output, begin, fast);
         }
         // The end.
 #pragma unroll 1
@@ -201,14 +238,14 @@ struct CombineTiles {
 #pragma unroll
                 for (u32 i = 0; i < OPERANDS; i++) packet[i].low = packet[i].high;
             }
-            tell(begin + at, result);
+            each_taker([&](u8 *to) { store_plain(to + begin + at, result); });
             if (call.keeps()) store_bytes(output, at, bytes, result);
         }
     }
 
     // `packets` whole ones, BATCH loads of a thread at a time. PLAIN: nothing depends on the call, and what is done
     // with them is laid out one after the other; else the same code does it one word after the other.
-    template <u32 LOG, bool PLAIN, u32 OPERANDS>
+    template <u32 LOG, bool PLAIN, class Access, u32 OPERANDS>
     DEVICE void fold_whole(const u8 *const (&from)[OPERANDS], u8 *output, u32 begin, u32 packets) {
         constexpr u32 WORDS = 2 * (BATCH >> LOG);
         const u32 size = call.group.size;
@@ -223,7 +260,7 @@ struct CombineTiles {
                 for (u32 i = 0; i < OPERANDS; i++) {
                     // What is not loaded is defined, or else it would be kept from one round to the next.
                     Packet packet{};
-                    if (at < packets && (COPIES || i < size)) packet = load_packet(from[i] + at * 16);
+                    if (at < packets && (COPIES || i < size)) packet = Access::load(from[i], at);
                     word[i][2 * v] = packet.low;
                     word[i][2 * v + 1] = packet.high;
                 }
@@ -241,20 +278,19 @@ struct CombineTiles {
                 }
                 if (w % 2 == 0) continue;
                 if (at < packets) {
-                    tell(begin + at * 16, result);
-                    if (keeps) store_plain(output + at * 16, result);
+                    each_taker([&](u8 *to) { Access::store(to + begin, at, result); });
+                    if (keeps) Access::store(output, at, result);
                 }
                 at += team.threads;
             }
         }
     }
 
-    // Pushes a packet of the result to the takers.
-    DEVICE void tell(u32 at, Packet result) {
+    // Calls `push` with the tile of each taker.
+    template <class Push>
+    DEVICE void each_taker(Push push) {
 #pragma unroll 1
-        for (u32 left = call.takers & ~call.me(); left != 0; left &= left - 1) {
-            store_plain(state.table.to[__ffs(left) - 1] + at, result);
-        }
+        for (u32 left = call.takers & ~call.me(); left != 0; left &= left - 1) push(state.table.to[__ffs(left) - 1]);
     }
 
     // Takes the owners' results.

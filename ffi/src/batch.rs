@@ -105,7 +105,8 @@ fn push(step: Step) -> Result<()> {
 /// at unisono_batch_end. So a send and the receive that answers it, or both halves of an exchange, can be
 /// given to one stream, or be waited for without works; one thread can have several ranks of a group; and
 /// sends and receives between GPUs are one launch for each context, on the first of their streams, for which
-/// the others wait.
+/// the others wait. (More than 240 of a context, where what a rank sends itself counts once more, are
+/// several, one behind the other: what of them waits for whom is then for both sides to have alike.)
 ///
 /// Between the two, an operation is checked for what is wrong with its arguments, and returns: one that is
 /// refused is not in the batch. `*work` is set at the end, and not touched before. Callbacks of works are in

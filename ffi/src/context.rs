@@ -94,7 +94,7 @@ pub struct unisono_context_options_t {
     /// that it takes; 0: as many as suit it. The ranks agree on the least that any of them gives. Children
     /// have it, too. Of kernels that carry by way of the host, which take two at least, or three where they
     /// combine, and of those that copy or combine by themselves, as of several pointers of a process, each
-    /// rank obeys its own.
+    /// rank obeys its own. Sends and receives between GPUs have a block for each rank of the group at least.
     pub max_blocks: u32,
     /// 0.
     pub reserved: u32,

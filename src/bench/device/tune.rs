@@ -87,7 +87,7 @@ const STEPS: [Step; 14] = [
     Step {
         name: "parts",
         set: |tuning, value| tuning.parts = value as u32,
-        values: &[4, 8, 16, 32, 64],
+        values: &[8, 16, 32, 64, 128],
         kinds: &[Kind::Alltoall, Kind::Allgather],
         sizes: &[4 * MIB, 16 * MIB, 64 * MIB],
         tiles: true,

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use super::plan::BY_ALL;
-use super::points::MOVE_WARPS;
 use super::signals::TALLY_BYTES;
 use super::stages::SIGNAL_BYTES;
 use super::table::{Table, Tuning};
@@ -53,13 +52,11 @@ pub(super) struct Layout {
 impl Layout {
     /// That of a group of `size`.
     pub(super) fn new(table: &Table, size: u32) -> Layout {
-        let Tuning { slot, wide, tile_blocks, line_blocks, parts, move_slot, .. } = *table.tuning(size);
+        let Tuning { slot, wide, tile_blocks, line_blocks, move_slot, .. } = *table.tuning(size);
         let peers = u64::from(size.saturating_sub(1));
-        let [tile_blocks, line_blocks, parts] =
-            [tile_blocks, line_blocks, parts].map(|blocks| blocks.min(table.blocks));
+        let [tile_blocks, lined] = [tile_blocks, line_blocks].map(|blocks| blocks.min(table.blocks));
         let channels = |blocks: u32| u64::from(blocks) * peers;
-        // Both go by lines. Each warp of a block that moves has a queue for tiles of its own.
-        let (lined, moving) = (line_blocks.max(parts), parts * MOVE_WARPS);
+        let moving = table.cut(size, false).queues;
         let slots = |depth: u64, bytes: u32| depth * u64::from(bytes);
         let depth = u64::from(table.depth);
         let tiles = channels(tile_blocks) * slots(depth, slot);

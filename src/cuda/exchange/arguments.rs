@@ -197,34 +197,30 @@ pub(super) struct Transfer {
     pub(super) bytes: u64,
 }
 
-/// A copy within this rank.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(super) struct Copy {
-    pub(super) from: u64,
-    pub(super) to: u64,
-    pub(super) bytes: u64,
-}
-
-/// The parameter of the kernels that move: at most MANY transfers each way for each peer.
+/// The parameter of the kernels that move, with room for so many transfers.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Move<const MANY: usize> {
+pub(super) struct Move<const ROOM: usize> {
     pub(super) group: Group,
     pub(super) narrow: u64,
     pub(super) wide: u64,
     pub(super) line_part: u64,
     pub(super) tile_part: u64,
+    pub(super) line_parts: u32,
+    pub(super) tile_parts: u32,
+    /// How many parts the transfer has that has most.
     pub(super) parts: u32,
-    pub(super) copies: u32,
     /// Whether each receive goes to the bytes of the send of its turn: then it waits until those have been
     /// read.
     pub(super) in_place: u32,
-    /// How many peers have blocks of their own.
+    /// How many peers have blocks of their own, and how many each.
     pub(super) classes: u32,
-    pub(super) sends: [u32; MAX_RANKS],
-    pub(super) receives: [u32; MAX_RANKS],
-    pub(super) send: [[Transfer; MANY]; MAX_RANKS - 1],
-    pub(super) receive: [[Transfer; MANY]; MAX_RANKS - 1],
-    pub(super) copy: [Copy; MANY],
+    /// See `classes`.
+    pub(super) blocks: u32,
+    /// Where each list of `transfers` ends and the next begins.
+    pub(super) ends: [u32; LISTS],
+    pub(super) transfers: [Transfer; ROOM],
 }
+
+/// Of each peer, and of the rank itself: what goes there, and what comes from there.
+pub(super) const LISTS: usize = 2 * MAX_RANKS;

@@ -44,6 +44,7 @@ pub use arena::MAX_RANKS;
 pub use fault::{Fault, FaultRecord};
 #[cfg(test)]
 pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
+use points::Blocks;
 pub use points::{Direction, Point, check as check_points};
 pub use signals::Counts;
 pub use stages::{Overlap, Pull, Stages};
@@ -163,7 +164,7 @@ impl Exchange {
             // SAFETY: the points lie within what the caller promised.
             Plan::Move => unsafe {
                 let points = points::of_job(job, self.group.rank(), size, bytes);
-                self.enqueue_points(&points, job.max_blocks, stream)
+                self.move_points(&points, Blocks { most: job.max_blocks, for_each_peer: false }, stream)
             },
         }
     }
@@ -212,21 +213,28 @@ impl Exchange {
             }
             // SAFETY: the points lie within what the caller promised.
             Some(Launch::Points { points, max_blocks }) => unsafe {
-                self.enqueue_points(&points, max_blocks, stream)
+                self.move_points(&points, Blocks { most: max_blocks, for_each_peer: false }, stream)
             },
             None => fail!(Internal, "these {} calls are no single launch", jobs.len()),
         }
     }
 
-    /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two
-    /// ranks, the i-th send meets the i-th receive, of as many bytes; between different pairs of ranks there
-    /// is no order. A kernel has at most `max_blocks` blocks, the same on all ranks; 0 for as many as suit
-    /// it.
+    /// Enqueues the sends and receives of a group, as one kernel unless there are very many: up to 240, and
+    /// what a rank sends itself counts once more. Between two ranks, the i-th send meets the i-th receive, of
+    /// as many bytes; between different pairs of ranks there is no order. A kernel has at most `max_blocks`
+    /// blocks, the same on all ranks, but one for each rank at least; 0 for as many as suit it.
     ///
     /// # Safety
     /// As [`Exchange::enqueue`].
     pub unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
-        for mut round in points::rounds(&self.table, &self.group, points, max_blocks)? {
+        // SAFETY: the caller's promise.
+        unsafe { self.move_points(points, Blocks { most: max_blocks, for_each_peer: true }, stream) }
+    }
+
+    /// # Safety
+    /// As [`Exchange::enqueue`].
+    unsafe fn move_points(&self, points: &[Point], blocks: Blocks, stream: &Stream) -> Result<()> {
+        for mut round in points::rounds(&self.table, &self.group, points, blocks)? {
             let (function, grid) = (self.functions.mover(round.is_small()), round.grid);
             self.launch(function, grid, stream, round.parameter())?;
         }

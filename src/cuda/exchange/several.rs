@@ -9,7 +9,7 @@ use super::Job;
 use super::arguments::{Group, PackedCombine, SEVERAL, Several, Swap};
 use super::functions::{Functions, Pair};
 use super::plan::{Combination, Combining, Plan};
-use super::points::{self, MANY, Point};
+use super::points::{self, CALLS, Point};
 use super::swap::Swapping;
 use super::table::Table;
 use super::windowed::Shared;
@@ -146,7 +146,7 @@ impl Bundler<'_> {
             // What moves does one after the other. Two H100s, sixteen of 256 KiB for each other rank: 39.4
             // µs, by lines 25.9; of 1 MiB 99.7 and 105; of 2 MiB 133 and 190.
             Family::Swap if by_lines > 1 => by_lines,
-            Family::Swap | Family::Move => MANY.min(most),
+            Family::Swap | Family::Move => CALLS.min(most),
         };
         // Lines are quicker where one launch of them does as much.
         by_lines.max(otherwise).max(1)

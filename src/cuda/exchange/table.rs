@@ -3,6 +3,7 @@
 
 use super::arena::Layout;
 use super::plan::{NARROW_ROOM, wide_room};
+use super::points::MOVE_WARPS;
 use crate::signature::Kind;
 
 /// Up to how many bytes a call goes by which lines; above, it goes by tiles. Bytes of the whole for
@@ -53,9 +54,11 @@ pub struct Tuning {
     pub line_blocks: u32,
     /// What a block should find to do at least, by lines.
     pub line_share: u64,
-    /// The blocks for one peer, in calls that move.
+    /// Into how many parts a transfer is cut at most, in calls that move: a block has one at a time.
     pub parts: u32,
-    /// What such a block, or one that swaps, should find to do at least by lines; and by tiles.
+    /// Warps of such a block that send, and as many that receive; four where a call has a limit of blocks.
+    pub move_warps: u32,
+    /// What such a block of eight warps, or one that swaps, should find to do at least by lines; and by tiles.
     pub line_part: u64,
     /// See `line_part`.
     pub tile_part: u64,
@@ -136,7 +139,8 @@ impl Table {
     pub fn line_room(&self, kind: Kind, size: u32) -> [u64; 3] {
         let tuning = self.tuning(size);
         let moves = matches!(kind, Kind::Gather | Kind::Scatter);
-        let blocks = u64::from(if moves { tuning.parts } else { tuning.line_blocks }.min(self.blocks));
+        let line_blocks = tuning.line_blocks.min(self.blocks);
+        let blocks = u64::from(if moves { self.cut(size, false).line_parts } else { line_blocks });
         let [narrow, wide] = [NARROW_ROOM, wide_room(tuning.wide)].map(|room| room * blocks);
         let owners = match kind {
             Kind::Allreduce | Kind::Reduce => u64::from(size),
@@ -144,6 +148,15 @@ impl Table {
             _ => 0,
         };
         [narrow, wide, wide * owners]
+    }
+
+    /// How a group of `size` cuts what moves. All ranks know whether a call is limited to so many blocks.
+    pub(super) fn cut(&self, size: u32, limited: bool) -> Cut {
+        let Tuning { parts, move_warps, line_blocks, .. } = *self.tuning(size);
+        let queues = parts * move_warps;
+        let warps = if limited { MOVE_WARPS.min(queues) } else { move_warps };
+        let tile_parts = queues / warps;
+        Cut { warps, queues, tile_parts, line_parts: tile_parts.min(line_blocks).min(self.blocks) }
     }
 
     /// The same without wide lines, for GPUs between which they may arrive in parts. Arenas are as they are.
@@ -171,6 +184,19 @@ impl Table {
     }
 }
 
+/// How transfers between two ranks are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Of a block that send, and as many that receive.
+    pub(super) warps: u32,
+    /// For tiles, each way.
+    pub(super) queues: u32,
+    /// The most parts of what goes by tiles: each has a queue for each warp.
+    pub(super) tile_parts: u32,
+    /// Of what goes by lines.
+    pub(super) line_parts: u32,
+}
+
 impl DealtBounds {
     /// No bytes.
     pub const NONE: DealtBounds = DealtBounds { allreduce: 0, reduce: 0 };
@@ -192,6 +218,7 @@ impl Default for Table {
             line_blocks: 64,
             line_share: 2 * KIB,
             parts: 64,
+            move_warps: 4,
             line_part: KIB,
             tile_part: 32 * KIB,
             move_slot: 32 << 10,
@@ -244,7 +271,8 @@ impl Default for Table {
             // 27.0; a reduce_scatter of 4 MiB in all 16.3 and 18.0; a broadcast of 3 MiB 14.3 and 15.9, of 4
             // MiB 21.3 and 19.5; a reduction of 3 MiB to one rank 20.2 and 27.1, of 8 MiB 51.3 and 51.7.
             wide: 36 << 10,
-            parts: 32,
+            parts: 64,
+            move_warps: 2,
             // Four H100s, with slots of 24 KiB and of 16: an all-to-all of 64 MiB in all 155 and 161 µs, of 1
             // GiB 2311 and 2451, an allgather of it 2313 and 2448; with 20, 28 and 36 KiB an all-to-all of 1
             // GiB 2350, 2322 and 2301, of 16 MiB 46.2, 46.3 and 47.5.
@@ -272,7 +300,8 @@ impl Default for Table {
             slot: 12 << 10,
             wide: 8 << 10,
             tile_blocks: 64,
-            parts: 16,
+            parts: 64,
+            move_warps: 2,
             move_slot: 16 << 10,
             gather_moves: 1024 * KIB,
             allreduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },

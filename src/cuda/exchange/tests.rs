@@ -186,7 +186,7 @@ fn moves_bring_what_was_sent() {
 fn what_moves_and_what_is_combined_share_their_slots() {
     let mut table = table();
     for tuning in &mut table.tunings {
-        (tuning.tile_blocks, tuning.parts) = (4, 1);
+        (tuning.tile_blocks, tuning.parts, tuning.move_warps) = (4, 1, 4);
     }
     assert!((2..=8).all(|size| table.layout(size).moves == table.layout(size).inputs));
     check_by(&table, 0, 12, |world, dice| {

@@ -22,6 +22,7 @@ use once_cell::sync::OnceCell;
 use sha2::{Digest, Sha256};
 
 use super::arena::MAX_RANKS;
+use super::points::MOVE_WARPS;
 use super::table::{Bounds, DealtBounds, Table, Tuning, UNBOUNDED, WindowBounds};
 use crate::cuda::driver::Driver;
 use crate::error::{Error, Result, Status, fail};
@@ -184,7 +185,7 @@ fn numbers_of_table(table: &mut Table) -> [Number<'_>; 2] {
     [short("blocks", blocks, Rule::Any), short("depth", depth, Rule::PowerOfTwo)]
 }
 
-fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 12] {
+fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 13] {
     // No `..`: what is added there has to come here.
     let Tuning {
         slot,
@@ -193,6 +194,7 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 12] {
         line_blocks,
         line_share,
         parts,
+        move_warps,
         line_part,
         tile_part,
         move_slot,
@@ -229,6 +231,13 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 12] {
         blocks("line_blocks", line_blocks),
         bytes("line_share", line_share),
         blocks("parts", parts),
+        Number {
+            name: "move_warps",
+            place: Place::Short(move_warps),
+            least: 1,
+            most: MOVE_WARPS.into(),
+            rule: Rule::Any,
+        },
         bytes("line_part", line_part),
         bytes("tile_part", tile_part),
         pages("move_slot", move_slot),

@@ -269,6 +269,18 @@ impl World {
     /// Sends and receives that start together, but on a rank that starts them `alone`, one after the other:
     /// (from, to, bytes) in the order of the call.
     pub(super) fn exchange(&mut self, transfers: &[(u32, u32, usize)], alone: Option<u32>, dice: &mut Dice) {
+        let together = |own| if alone == Some(own) { 1 } else { usize::MAX };
+        self.exchange_by(transfers, 0, together, dice);
+    }
+
+    /// The same with at most so many blocks, and each rank starting so many of its own `together`.
+    pub(super) fn exchange_by(
+        &mut self,
+        transfers: &[(u32, u32, usize)],
+        max_blocks: u32,
+        together: impl Fn(u32) -> usize,
+        dice: &mut Dice,
+    ) {
         let size = self.ranks.len();
         let case = Case { dtype: DataType::U8, ..Case::new(Kind::Send, 0) };
         for &(from, to, bytes) in transfers {
@@ -301,10 +313,9 @@ impl World {
                     });
                 }
             }
-            let together = if alone == Some(own) { 1 } else { points.len().max(1) };
-            for points in points.chunks(together) {
+            for points in points.chunks(together(own)) {
                 // SAFETY: as for calls.
-                unsafe { rank.exchange.enqueue_points(points, 0, &rank.stream) }.expect("a launch");
+                unsafe { rank.exchange.enqueue_points(points, max_blocks, &rank.stream) }.expect("a launch");
             }
             for (called, &(_, to, _)) in made.iter_mut().zip(transfers) {
                 if to != own {
