@@ -77,6 +77,11 @@ impl Context {
     pub(super) fn keep_failure(&self, request: &Request, work: &Work) {
         if let (true, Membership::Group(group)) = (request.kind.point_to_point(), self.membership()) {
             let group = group.clone();
+            // Before its stream goes on.
+            if let Some(running) = work.host() {
+                running.leave_to_group();
+            }
+            // Or it has failed already.
             work.on_complete(Box::new(move |ended| {
                 if let Err(error) = ended {
                     group.fail(error);

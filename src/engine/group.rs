@@ -169,15 +169,10 @@ impl Group {
             return self.wait_in_line(&Running::new(self.clone(), turn, make(&turn).boxed()), &turn, orders);
         }
         let mut operation = make(&turn);
-        let mut given_up = false;
-        let result = self
-            .glance(&mut operation)
-            .unwrap_or_else(|| self.complete(&turn, &mut operation, &mut given_up));
+        let result = self.glance(&mut operation).unwrap_or_else(|| self.complete(&turn, &mut operation));
         if let Err(cause) = &result {
             self.spread(&turn, cause);
-            if !given_up {
-                operation.abandon(self);
-            }
+            operation.abandon(self);
             self.endpoint.see_out();
         }
         self.conclude(&turn, result)
@@ -204,14 +199,8 @@ impl Group {
         running.wait(Deadline::NEVER).unwrap_or_else(|| Err(self.overdue(turn, &Inquiry::none())))
     }
 
-    /// Moves an operation in this thread to its end, or its call's deadline. `given_up`: whether it has been
-    /// abandoned.
-    fn complete<O: Operation>(
-        &self,
-        turn: &Turn,
-        operation: &mut O,
-        given_up: &mut bool,
-    ) -> Result<Completion> {
+    /// Moves an operation in this thread to its end, or its call's deadline.
+    fn complete<O: Operation>(&self, turn: &Turn, operation: &mut O) -> Result<Completion> {
         self.begin(turn);
         let mut answer = self.follow(turn, operation, turn.deadline.min(turn.compare_at(turn.called)));
         while answer.is_none() && !turn.deadline.expired() {
@@ -219,14 +208,7 @@ impl Group {
             answer = self.follow(turn, operation, turn.deadline.min(turn.compare_again_at()));
         }
         answer.unwrap_or_else(|| {
-            let (awaited, standing) = (operation.waits_for(self), operation.standing());
-            // Other threads move messages while the others are asked: what comes from here on is for the next
-            // receive.
-            if turn.class == Class::PointToPoint {
-                operation.abandon(self);
-                *given_up = true;
-            }
-            let inquiry = self.ask(turn, awaited, standing);
+            let inquiry = self.ask_late(turn, operation);
             while !self.answered(&inquiry) {
                 std::thread::sleep(Duration::from_millis(2));
             }

@@ -37,6 +37,12 @@ pub trait Operation: Send {
         None
     }
 
+    /// Gives up, but for streams: those wait on until it is abandoned. Asked of a message that is late: what
+    /// comes from here on is for the next receive.
+    fn withdraw(&mut self, group: &Group) {
+        self.abandon(group);
+    }
+
     /// The ranks of the group that it waits for, for a person who wants to know why it takes so long.
     fn waits_for(&self, group: &Group) -> Vec<u32>;
 
@@ -107,6 +113,10 @@ impl Operation for Box<dyn Operation> {
 
     fn cancel(&mut self, group: &Group) -> Option<Completion> {
         (**self).cancel(group)
+    }
+
+    fn withdraw(&mut self, group: &Group) {
+        (**self).withdraw(group);
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
@@ -211,6 +221,8 @@ pub struct Running {
     /// Whether the endpoint does not look at it until something comes for it. Changed with the endpoint's
     /// list locked.
     dormant: AtomicBool,
+    /// Whether nobody has the work of it.
+    left: AtomicBool,
     done: AtomicBool,
     ending: Mutex<Ending>,
     /// What streams wait for, of one on a device.
@@ -229,9 +241,10 @@ enum Stage {
         begun: bool,
         /// Whether the last look has stopped in the middle of long work.
         has_worked: bool,
+        /// Its deadline has passed, and the others are asked what they are doing. It is not moved any more.
+        /// Streams go on when it is abandoned, and who sees that is to see why: so not before that is known.
+        overdue: Option<Inquiry>,
     },
-    /// Its deadline has passed; the others are asked what they are doing.
-    Overdue(Inquiry),
     Over,
 }
 
@@ -260,10 +273,12 @@ impl Running {
                 compare_at: Deadline::NEVER,
                 begun: false,
                 has_worked: false,
+                overdue: None,
             }),
             active: AtomicBool::new(false),
             passed: AtomicBool::new(false),
             dormant: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             done: AtomicBool::new(false),
             ending: Mutex::default(),
         })
@@ -283,6 +298,7 @@ impl Running {
             active: AtomicBool::new(true),
             passed: AtomicBool::new(true),
             dormant: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             done: AtomicBool::new(true),
             ending: Mutex::new(Ending { result: Some(result), callbacks: Vec::new() }),
         })
@@ -354,7 +370,9 @@ impl Running {
     /// meanwhile.
     pub fn lie_down(&self, sleeper: u64, lie_down: impl FnOnce(Deadline) -> bool) {
         let Ok(stage) = self.stage.try_lock() else { return };
-        let Stage::Running { operation, compare_at, has_worked: false, .. } = &*stage else { return };
+        let Stage::Running { operation, compare_at, has_worked: false, overdue: None, .. } = &*stage else {
+            return;
+        };
         if let Some(mailbox) = operation.mailbox().filter(|_| self.is_active())
             && lie_down(self.call.deadline.min(*compare_at))
         {
@@ -370,7 +388,7 @@ impl Running {
                 at if at.expired() => Deadline::after(INQUIRY_LOOK),
                 at => at,
             },
-            Ok(Stage::Overdue(inquiry)) => inquiry.until(),
+            Ok(Stage::Running { overdue: Some(inquiry), .. }) => inquiry.until(),
             Ok(Stage::Running { compare_at, .. }) => self.call.deadline.min(*compare_at),
             _ => self.call.deadline,
         }
@@ -421,9 +439,19 @@ impl Running {
             Stage::Over => return Look::Over(()),
             // Asking takes a while, and this may be the thread that the answers come through: it does not
             // wait for them.
-            Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return Look::Waits,
-            Stage::Overdue(inquiry) => Err(self.group.overdue(&self.call, inquiry)),
-            Stage::Running { operation, compare_at, begun, has_worked } => {
+            Stage::Running { overdue: Some(inquiry), .. } if !self.group.answered(inquiry) => {
+                return Look::Waits;
+            }
+            Stage::Running { overdue: Some(inquiry), operation, .. } => {
+                let error = self.group.overdue(&self.call, inquiry);
+                let is_first = self.group.failure().is_none();
+                self.spread(&error, None);
+                operation.abandon(&self.group);
+                // If that has taken so long that streams have gone on without it.
+                standing = (is_first && self.is_held_up()).then(|| NO_ANSWER.into());
+                Err(error)
+            }
+            Stage::Running { operation, compare_at, begun, has_worked, overdue } => {
                 // What had not begun when its group failed does not begin: a call that failed before its
                 // first step has left a number of those that ranks count for themselves, which this one would
                 // take.
@@ -440,15 +468,13 @@ impl Running {
                 match result {
                     Some(Ok(completion)) => Ok(completion),
                     Some(Err(error)) => {
-                        self.group.spread(&self.call, &error);
                         standing = operation.standing();
+                        self.spread(&error, standing.as_deref());
                         operation.abandon(&self.group);
                         Err(error)
                     }
                     None if self.call.deadline.expired_by(now) => {
-                        let (waits_for, standing) = (operation.waits_for(&self.group), operation.standing());
-                        operation.abandon(&self.group);
-                        *stage = Stage::Overdue(self.group.ask(&self.call, waits_for, standing));
+                        *overdue = Some(self.group.ask_late(&self.call, operation));
                         return Look::Waits;
                     }
                     None => {
@@ -486,7 +512,6 @@ impl Running {
         let Ok(mut stage) = self.stage.try_lock() else { return false };
         let standing = match &mut *stage {
             Stage::Over => return self.has_ended(),
-            Stage::Overdue(_) => None,
             Stage::Running { operation, .. } => {
                 let standing = operation.standing();
                 operation.abandon(&self.group);
@@ -536,9 +561,11 @@ impl Running {
         if !late && self.group.failure().is_none() {
             return;
         }
-        // One that asks the others has been given up in the driver.
-        if self.stage.try_lock().is_ok_and(|stage| !matches!(*stage, Stage::Running { .. })) {
-            return;
+        match self.stage.try_lock().as_deref() {
+            Ok(Stage::Over) => return,
+            // It fails when the others have answered.
+            Ok(Stage::Running { overdue: Some(inquiry), .. }) if !self.group.answered(inquiry) => return,
+            _ => {}
         }
         let (since, inquiry) =
             self.held_up.get_or_init(|| (Instant::now(), self.group.ask_about(&self.call, NO_ANSWER)));
@@ -571,6 +598,20 @@ impl Running {
         true
     }
 
+    /// Nobody has the work of it: what it fails with is its group's failure, also of a message.
+    pub fn leave_to_group(&self) {
+        self.left.store(true, Ordering::Release);
+    }
+
+    /// Makes what it has failed with the group's failure, if it is everybody's. Before it is abandoned:
+    /// streams go on then, and who sees that is to see the failure.
+    fn spread(&self, error: &Error, standing: Option<&str>) {
+        self.group.spread(&self.call, error);
+        if self.left.load(Ordering::Acquire) {
+            self.group.fail(beside(error.context(self.group.describe(&self.call)), standing));
+        }
+    }
+
     /// `standing`: where it stood when it failed.
     fn finish(&self, result: Result<Completion>, standing: Option<String>) {
         self.end(result, standing, true);
@@ -578,10 +619,8 @@ impl Running {
 
     /// As [`Running::finish`]. What had no turn passes it on when it comes: see [`Running::activate`].
     fn end(&self, result: Result<Completion>, standing: Option<String>, had_turn: bool) {
-        let result = self.group.end_turn_record(&self.call, result).map_err(|error| match standing {
-            Some(standing) => Error::new(error.status(), format!("{error}; here, {standing}")),
-            None => error,
-        });
+        let result = self.group.end_turn_record(&self.call, result);
+        let result = result.map_err(|error| beside(error, standing.as_deref()));
         if let Err(error) = &result {
             log::debug!("'{}': {} #{}: {error}", self.group.name(), self.call.signature, self.call.sequence);
         }
@@ -726,10 +765,18 @@ impl Running {
     fn sleep_for_mail(&self, sleeper: &Arc<Sleeper>) {
         // Who moves it at this moment may be about to close it.
         let Ok(stage) = self.stage.try_lock() else { return };
-        if let Stage::Running { operation, has_worked: false, .. } = &*stage
+        if let Stage::Running { operation, has_worked: false, overdue: None, .. } = &*stage
             && let Some(mailbox) = operation.mailbox().filter(|_| self.is_active())
         {
             self.group.endpoint().sleep_for_mail(mailbox, sleeper);
         }
+    }
+}
+
+/// An error, and what its call waited for on this rank.
+fn beside(error: Error, standing: Option<&str>) -> Error {
+    match standing {
+        Some(standing) => Error::new(error.status(), format!("{error}; here, {standing}")),
+        None => error,
     }
 }

@@ -201,6 +201,18 @@ impl Group {
         Inquiry { waits_for, standing, tokens, until, heard: OnceLock::new(), patience }
     }
 
+    /// As [`Group::ask`], of a call that is late, with its operation: it is not moved from here on, and
+    /// abandoned when there are answers.
+    pub fn ask_late<O: Operation>(&self, turn: &Turn, operation: &mut O) -> Inquiry {
+        let (waits_for, standing) = (operation.waits_for(self), operation.standing());
+        // Other threads move messages while the others are asked: what comes from here on is for the next
+        // receive.
+        if turn.class == Class::PointToPoint {
+            operation.withdraw(self);
+        }
+        self.ask(turn, waits_for, standing)
+    }
+
     /// As [`Group::ask`], of a call whose operation is not to be had: asks the rank that it was last seen to
     /// wait for. All, of a collective that was not seen to wait before it was held up.
     pub fn ask_about(&self, turn: &Turn, standing: &str) -> Inquiry {

@@ -491,6 +491,13 @@ impl Operation for Staged {
         }
     }
 
+    fn withdraw(&mut self, group: &Group) {
+        self.current.take_all().for_each(|mut operation| operation.abandon(group));
+        // With it goes a send's place in the order; and if a part of a message has gone, the other side is
+        // told.
+        self.job.exchange = Box::new(|_, _, _, _, _| fail!(Internal, "a call goes on that was given up"));
+    }
+
     /// A send whose last piece goes all the same is complete.
     fn cancel(&mut self, group: &Group) -> Option<Completion> {
         let begun = self.exchanged + self.current.len() as u32;

@@ -1,6 +1,7 @@
 //! Messages that one side gives up, at whatever moment: nothing is kept for them, their memory is left alone,
 //! and the next message is the next one.
 
+use std::sync::Mutex;
 use std::time::Instant;
 
 use super::pieces::{PIECE, both_sides};
@@ -205,6 +206,55 @@ fn a_message_that_comes_behind_the_deadline_is_for_the_next_receive() {
         done(&receive(&groups[1], 4, &mut next));
         assert_eq!((next, came.as_slice()), ([7; 8], [0; 8].as_slice()));
         nothing_is_left(&groups, before, 4);
+    }
+}
+
+/// An operation that waits, and notes what is done with it, and whether its group has failed by then.
+struct Noting(Arc<Mutex<Vec<(&'static str, bool)>>>);
+
+impl Noting {
+    fn note(&self, group: &Group, what: &'static str) {
+        self.0.lock().expect("no panic").push((what, group.failure().is_some()));
+    }
+}
+
+impl Operation for Noting {
+    fn advance(&mut self, _group: &Group) -> Poll<Result<Completion>> {
+        Poll::Pending
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        self.note(group, "abandoned");
+    }
+
+    fn withdraw(&mut self, group: &Group) {
+        self.note(group, "withdrawn");
+    }
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        vec![1]
+    }
+}
+
+/// A stream that waits for it goes on then: whoever sees that is to see the failure, if it is everybody's.
+#[test]
+fn what_is_late_is_abandoned_when_its_group_has_failed() {
+    for (class, is_left, due) in [
+        (Class::Ordered, false, vec![("abandoned", true)]),
+        // The failure of a message is its work's, unless nobody has that.
+        (Class::PointToPoint, false, vec![("withdrawn", false), ("abandoned", false)]),
+        (Class::PointToPoint, true, vec![("withdrawn", false), ("abandoned", true)]),
+    ] {
+        let groups = linked_pair(true);
+        let notes: Arc<Mutex<_>> = Arc::default();
+        let calling = calling(class, 0, BARRIER, Some(Duration::from_millis(20)));
+        let running = groups[0].start(calling, |_| Noting(notes.clone())).expect("it starts");
+        if is_left {
+            running.leave_to_group();
+        }
+        let error = running.wait(soon()).expect("in time").expect_err("it is late");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert_eq!(*notes.lock().expect("no panic"), due, "{class:?}, left to its group: {is_left}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls that fail: what each rank is told.
 
 use super::*;
+use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::error::Error;
 
@@ -154,6 +155,94 @@ fn a_call_whose_hosts_have_failed_ends_when_its_stream_is_through_with_it() {
             let error = work.wait(Deadline::after(PATIENCE)).expect_err("rank 3 aborts");
             assert_eq!(error.status(), Status::Aborted, "{error}");
             gate.release();
+        });
+    }
+}
+
+/// As two ranks of the other host do that others wait for: they wait for something else, each for the other,
+/// until the group has failed. Whoever asks them has no answer that tells why, for a while.
+fn wait_for_each_other(rank: &Rank) -> Error {
+    let (mut word, other) = ([0u8; 8], 5 - rank.context.rank());
+    let (kind, dtype, operator) = (Kind::Receive, DataType::U8, Operator::Sum);
+    let receive = What { kind, count: 8, dtype, operator, root: other };
+    let call = Call { tag: Some(7), ..Call::default() };
+    rank.run(&receive.request(std::ptr::null(), word.as_mut_ptr()), &call).expect_err("nobody sends");
+    rank.context.failure().expect("that has ended it")
+}
+
+/// What it goes on with is nobody's result. That is known then, and why: another call does not hide it.
+#[test]
+fn a_stream_that_goes_on_behind_a_late_call_finds_that_its_group_has_failed_and_why() {
+    for (carriers, kind) in [
+        (Carriers::SideStreams, Kind::Allreduce),
+        (Carriers::Couriers, Kind::Allreduce),
+        (Carriers::Relays, Kind::Allreduce),
+        (Carriers::SideStreams, Kind::Alltoall),
+        (Carriers::Couriers, Kind::Alltoall),
+    ] {
+        let failures = ranks_that_fail(carriers, |rank| {
+            if rank.context.rank() >= 2 {
+                return wait_for_each_other(rank);
+            }
+            let (_, mut request) = rank.sum(1000);
+            if kind == Kind::Alltoall {
+                let apart = pointer(rank.double.memory(rank.device, 256));
+                request = Request { kind, counts: Counts::Uniform(8), output: apart, ..request };
+            }
+            // SAFETY: the stream lives as long as the double.
+            let stream =
+                unsafe { Stream::borrow(&rank.devices, rank.device, rank.stream) }.expect("a stream");
+            let event = Event::new(&rank.devices, rank.device).expect("an event");
+            let call = Call { timeout: Some(Duration::from_millis(500)), ..rank.call() };
+            // The other rank of this host may have failed before.
+            // SAFETY: the double trusts no address.
+            let launched = unsafe { rank.context.launch(&request, &call) };
+            event.record(&stream).expect("it is recorded");
+            let start = Instant::now();
+            while !event.query().expect("it can be asked") {
+                assert!(start.elapsed() < PATIENCE / 2, "the stream hangs");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let failure = rank.context.failure();
+            let failure =
+                failure.unwrap_or_else(|| panic!("{carriers:?}, {kind:?}: {launched:?}, no failure"));
+            let (_, request) = rank.sum(1000);
+            // SAFETY: as above.
+            let next = unsafe { rank.context.launch(&request, &rank.call()) }.expect_err("it is refused");
+            assert!(next.text().contains("has failed before"), "{next}");
+            failure
+        });
+        for failure in failures {
+            assert_eq!(failure.status(), Status::Timeout, "{carriers:?}, {kind:?}: {failure}");
+            assert!(failure.text().contains("raise timeout_ms"), "{carriers:?}, {kind:?}: {failure}");
+        }
+    }
+}
+
+/// Its kernels leave with the others.
+#[test]
+fn a_message_within_a_host_behind_a_late_call_does_not_end_well() {
+    for carriers in WAYS {
+        ranks_that_fail(carriers, |rank| {
+            let me = rank.context.rank();
+            if me >= 2 {
+                wait_for_each_other(rank);
+                return;
+            }
+            let (_, late) = rank.sum(1000);
+            let call = Call { timeout: Some(Duration::from_millis(500)), ..rank.call() };
+            let memory = pointer(rank.double.memory(rank.device, 64));
+            let kind = if me == 0 { Kind::Send } else { Kind::Receive };
+            let (dtype, operator) = (DataType::U8, Operator::Sum);
+            let message = What { kind, count: 64, dtype, operator, root: 1 - me }.request(memory, memory);
+            // Or the other rank has failed before this one calls.
+            let Ok(first) = rank.start(&late, &call) else { return };
+            if let Ok(second) = rank.start(&message, &rank.call()) {
+                let ended = second.wait(Deadline::after(PATIENCE));
+                assert!(ended.is_err(), "{carriers:?}, rank {me}: nothing was moved");
+            }
+            let error = first.wait(Deadline::after(PATIENCE)).expect_err("it is late");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
         });
     }
 }

@@ -5,7 +5,9 @@ use std::sync::atomic::AtomicUsize;
 use super::*;
 use crate::cuda::double::Refusal;
 use crate::cuda::driver::DeviceCalls;
+use crate::cuda::event::Event;
 use crate::cuda::joined;
+use crate::transport::service::hold_service;
 
 /// Elements of a short call.
 const LEN: usize = 16;
@@ -52,27 +54,43 @@ fn a_driver_call_that_fails_is_named_on_all_ranks() {
     failing_calls_are_named("shm", 1, |rank| exercise(rank, Kind::Allreduce, 201, false, 0));
 }
 
-/// Its stream goes on with what it had. Else the failure of a message concerns its two ends alone.
+/// Its stream goes on with what it had, when that is known. Else the failure of a message concerns its two
+/// ends alone.
 #[test]
 fn a_message_that_nobody_follows_fails_its_context() {
-    let errors = ranks(2, "shm", Order::RoundRobin, |rank| {
-        if rank.rank == 0 {
-            let output = rank.memory(&[0; LEN]);
-            let call = Call { timeout: Some(Duration::from_millis(50)), ..rank.call() };
-            let receive = request(Kind::Receive, 0, output, LEN as u64, 1);
-            // SAFETY: the double trusts no addresses.
-            unsafe { rank.context.launch(&receive, &call) }.expect("it is given to its stream");
+    for couriers in [false, true] {
+        let errors = ranks(2, "shm", Order::RoundRobin, |rank| {
+            let start = Instant::now();
+            if couriers {
+                rank.copy_by_kernels();
+            }
+            if rank.rank == 0 {
+                let output = rank.memory(&[0; LEN]);
+                let call = Call { timeout: Some(Duration::from_millis(50)), ..rank.call() };
+                let receive = request(Kind::Receive, 0, output, LEN as u64, 1);
+                let event = Event::new(&rank.devices, 0).expect("an event");
+                // The other rank does not answer why it does not send.
+                let mut held = Some(hold_service());
+                // SAFETY: the double trusts no addresses.
+                unsafe { rank.context.launch(&receive, &call) }.expect("it is given to its stream");
+                event.record(&rank.stream()).expect("it is recorded");
+                while !event.query().expect("it can be asked") {
+                    assert!(start.elapsed() < PATIENCE, "the stream hangs");
+                    held.take_if(|_| start.elapsed() > Duration::from_millis(500));
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                assert!(rank.context.failure().is_some(), "the stream goes on, couriers: {couriers}");
+            }
+            while rank.context.failure().is_none() && start.elapsed() < PATIENCE {
+                rank.double.step();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            rank.context.failure()
+        });
+        for error in errors {
+            let error = error.expect("nobody sends");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
         }
-        let start = Instant::now();
-        while rank.context.failure().is_none() && start.elapsed() < PATIENCE {
-            rank.double.step();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        rank.context.failure()
-    });
-    for error in errors {
-        let error = error.expect("nobody sends");
-        assert_eq!(error.status(), Status::Timeout, "{error}");
     }
 }
 
