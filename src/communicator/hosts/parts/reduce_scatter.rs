@@ -56,7 +56,7 @@ impl ReduceScatter {
 }
 
 impl Steps for ReduceScatter {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing> {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
         let Reduction { element, accumulator, widens, finishes, .. } = self.reduction;
         let (layout, stream, checked) = (parts.layout, parts.series.stream(), &parts.call.checked);
         let (input, count) = (checked.input.addr() as u64, checked.signature.count);
@@ -88,7 +88,7 @@ impl Steps for ReduceScatter {
             }
             let into = if finishes { result } else { self.output(parts, chunk) };
             let request = self.reduction.request(parts, Kind::ReduceScatter, made, into, chunk.len);
-            parts.across(request)
+            parts.across(request).map(Some)
         }
     }
 
