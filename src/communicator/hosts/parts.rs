@@ -13,7 +13,7 @@ use self::broadcast::Broadcast;
 use self::reduce::Reduce;
 use self::reduce_scatter::ReduceScatter;
 use super::Composed;
-use super::across::{Part, Queue};
+use super::across::{ACTIVE, Part, Queue};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::Call;
@@ -45,7 +45,9 @@ pub(super) struct Parts<'a> {
     series: Series<'a>,
     turn: Turn,
     queue: Arc<Queue>,
-    /// How many pieces the hosts exchange in the parts so far.
+    /// How many parts of the hosts there are so far,
+    parts: usize,
+    /// and pieces that they exchange.
     pieces: u32,
     /// What carries the hosts' parts; `None`: side streams do. The same for all parts: whoever moves them
     /// knows.
@@ -173,7 +175,18 @@ impl<'a> Parts<'a> {
         copier: Option<Arc<dyn Kernels>>,
     ) -> Parts<'a> {
         let layout = call.hosts.layout();
-        Parts { call, layout, series, turn, queue, pieces: 0, copier, exits: Vec::new(), last: None }
+        Parts {
+            call,
+            layout,
+            series,
+            turn,
+            queue,
+            parts: 0,
+            pieces: 0,
+            copier,
+            exits: Vec::new(),
+            last: None,
+        }
     }
 
     /// The courier that the stream was given last, of those of this call.
@@ -269,13 +282,21 @@ impl<'a> Parts<'a> {
             abreast: 1,
             exchange: self.exchange_pieces(request, seat, count, self.pieces.wrapping_add(greeting)),
         };
-        let first = self.pieces == 0;
+        let before = self.parts;
+        self.parts += 1;
         self.pieces = self.pieces.wrapping_add(cut.pieces() + greeting);
         // SAFETY: the caller's promise.
         let part = unsafe { Staged::new(job) };
         let part = match plan {
-            Some(plan) => Part::Relayed(Box::new(Relay::new(part, plan, first, &|| true)?.at(&self.turn))),
-            None => Part::Staged(Box::new(part.provided(first, &|| true)?.at(&self.turn))),
+            Some(plan) => {
+                Part::Relayed(Box::new(Relay::new(part, plan, before == 0, &|| true)?.at(&self.turn)))
+            }
+            // Those behind are moved when these have ended, and find what they ran in; the stream waits for
+            // these by then.
+            None if before < ACTIVE => {
+                Part::Staged(Box::new(part.provided(before == 0, &|| true)?.at(&self.turn)))
+            }
+            None => Part::Staged(Box::new(part.at(&self.turn))),
         };
         self.queue.push(group, part);
         if let Crossing::Word(exit) = &crossing {

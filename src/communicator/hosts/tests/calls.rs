@@ -225,6 +225,28 @@ fn returns_ahead_of_its_stream(rank: &Rank) -> bool {
     ahead.into_inner()
 }
 
+/// However many parts wait for their turn: what two run in serves them all.
+#[test]
+fn a_long_call_pins_no_more_memory_than_its_parts_under_way_need() {
+    ranks_by(2, 2, Order::RoundRobin, Carriers::Couriers, |rank| {
+        // SAFETY: the stream lives as long as the double.
+        let stream = unsafe { Stream::borrow(&rank.devices, rank.device, rank.stream) }.expect("a stream");
+        let gate = rank.devices.word(rank.device).expect("a word");
+        stream.wait_word(&gate).expect("it waits");
+        let before = rank.double.registered();
+        // 22 chunks. A device has 16 lanes from the beginning.
+        let count = 20 * 4001;
+        let (memory, request) = rank.sum(count);
+        let work = rank.start(&request, &rank.call()).expect("it starts");
+        let begun = rank.double.registered();
+        gate.release();
+        work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        assert_eq!([begun, rank.double.registered()], [before; 2]);
+        let bytes = 4 * count as usize;
+        assert!(rank.double.peek(memory, bytes) == vec![4; bytes]);
+    });
+}
+
 #[test]
 fn however_few_queues_there_are_no_thread_waits_for_the_hosts() {
     for queues in [2, 8, MOST] {
