@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use unisono::collective::checked::{self, Checked};
 use unisono::collective::request::{Counts, Kind, Request};
-use unisono::communicator::{Call, Context, Pending, Work};
+use unisono::communicator::{Call, Context, Pending, Work, begin_in_turns};
 use unisono::cuda::context::{Devices, Entered};
 use unisono::cuda::driver::StreamHandle;
 use unisono::cuda::event::Event;
@@ -241,8 +241,11 @@ struct Begun<'a> {
 /// what fails.
 fn begin_by_place(launches: &[Launch], mut note: impl FnMut(Error)) -> Vec<Begun<'_>> {
     let mut begun: Vec<Begun<'_>> = Vec::new();
-    for launch in launches {
-        match launch.begin() {
+    let contexts: Vec<Option<&Context>> =
+        launches.iter().map(|launch| launch.communicator.group().ok()).collect();
+    let all = begin_in_turns(&contexts, false, &mut |place| launches[place].begin());
+    for (launch, one) in launches.iter().zip(all) {
+        match one {
             Ok(None) => {}
             Ok(Some(pending)) => {
                 let place = launch.communicator.place;

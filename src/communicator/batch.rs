@@ -4,7 +4,9 @@ use super::Call;
 use super::Completion;
 use super::context::Context;
 use super::device::{self, PointCall, Together};
+use super::hosts::Composed;
 use super::staged::{Begun, Copies};
+use super::turns::begin_in_turns;
 use super::work::Work;
 use crate::collective::request::Request;
 use crate::deadline::Deadline;
@@ -20,6 +22,12 @@ enum State {
     Point {
         point: PointCall,
         /// Whether somebody wants to know when it is done.
+        awaited: bool,
+    },
+    /// A call between hosts, which is given to its stream in turns with those of other ranks.
+    Composed {
+        call: Box<Composed>,
+        /// As above.
         awaited: bool,
     },
 }
@@ -44,12 +52,39 @@ impl Pending {
         Pending(State::Point { point, awaited: true })
     }
 
+    pub(super) fn composed(call: Box<Composed>) -> Pending {
+        Pending(State::Composed { call, awaited: true })
+    }
+
+    /// The call between hosts that it is, and whether that is awaited.
+    pub(super) fn as_composed(&self) -> Option<(&Composed, bool)> {
+        match &self.0 {
+            State::Composed { call, awaited } => Some((call, *awaited)),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a send or a receive that waits for others.
+    pub(super) fn is_point(&self) -> bool {
+        matches!(self.0, State::Point { .. })
+    }
+
+    /// A call between hosts is given to its stream now.
+    pub(super) fn given(self) -> Result<Pending> {
+        match self.as_composed() {
+            // SAFETY: who began it has promised that its memory and its stream last until it has ended.
+            Some((call, awaited)) => unsafe { call.start(awaited) }.map(Pending::from),
+            None => Ok(self),
+        }
+    }
+
     /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the
     /// context has its failure.
     pub(super) fn unawaited(self) -> Pending {
         Pending(match self.0 {
             State::Point { point, .. } => State::Point { point, awaited: false },
-            state => state,
+            State::Composed { call, .. } => State::Composed { call, awaited: false },
+            state @ State::Begun(_) => state,
         })
     }
 
@@ -111,6 +146,8 @@ impl Pending {
         for (place, Pending(state)) in all.into_iter().enumerate() {
             match state {
                 State::Begun(one) => begun.push((place, one)),
+                // SAFETY: who began it has promised that its memory and its stream last until it has ended.
+                State::Composed { call, awaited } => works[place] = Some(unsafe { call.start(awaited) }),
                 State::Point { point, awaited } => {
                     let known = points.iter().position(|others| others.takes(&point));
                     let at = known.unwrap_or_else(|| {
@@ -154,10 +191,10 @@ impl Pending {
 /// what those before them have stored; where its ranks are on several hosts, several on each, they come
 /// before the sends and receives of the list. Sends and receives between GPUs are one launch for each
 /// context, on the first of their streams, for which the others wait. Ranks of one group may be in one list:
-/// their GPUs agree side by side.
+/// their GPUs agree side by side, and their calls begin in turns ([`begin_in_turns`]).
 ///
-/// The works are in the order of the list. When one cannot be begun, those before it run on, their streams
-/// wait for them, and the error is returned.
+/// The works are in the order of the list. When one cannot be begun, those that have begun run on, those
+/// before it in the list among them, their streams wait for them, and the error is returned.
 ///
 /// # Safety
 /// As [`Context::start`], for every operation.
@@ -182,44 +219,46 @@ pub struct Part<'a> {
     pub awaited: bool,
 }
 
-/// As [`start_together`], with a result for each: none behind the first that cannot be begun.
+/// As [`start_together`], with a result for each. When one cannot be begun, those behind it that have not
+/// begun have its error.
 ///
 /// # Safety
 /// As there.
 pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
     device::connect_for(parts);
-    let (mut begun, mut failure) = (Vec::with_capacity(parts.len()), None);
-    for part in parts {
-        // SAFETY: the caller's promise.
-        match unsafe { part.begin() } {
-            Ok(pending) => begun.push(pending),
-            Err(error) => {
-                failure = Some(error);
-                break;
-            }
-        }
+    let contexts: Vec<Option<&Context>> = parts.iter().map(|part| Some(part.context)).collect();
+    // SAFETY: the caller's promise.
+    let mut begin = |place: usize| unsafe { parts[place].begin() };
+    let mut works: Vec<Result<Work>> = Vec::with_capacity(parts.len());
+    let (mut places, mut pending) = (Vec::new(), Vec::new());
+    for (place, begun) in begin_in_turns(&contexts, true, &mut begin).into_iter().enumerate() {
+        works.push(begun.map(|begun| {
+            places.extend(begun.is_some().then_some(place));
+            pending.extend(begun);
+            // Of what has been given to its stream.
+            Work::ended(Ok(Completion::default()))
+        }));
     }
-    let mut works = Pending::close_all(begun);
-    for (part, work) in parts.iter().zip(&works) {
-        if let (false, Ok(work)) = (part.awaited, work) {
-            part.context.keep_failure(part.request, work);
+    for (place, work) in places.into_iter().zip(Pending::close_all(pending)) {
+        if let (false, Ok(work)) = (parts[place].awaited, &work) {
+            parts[place].context.keep_failure(parts[place].request, work);
         }
+        works[place] = work;
     }
-    works.extend(failure.map(Err));
     works
 }
 
 impl Part<'_> {
     /// # Safety
     /// As [`start_together`].
-    unsafe fn begin(&self) -> Result<Pending> {
+    unsafe fn begin(&self) -> Result<Option<Pending>> {
         let Part { context, request, call, awaited } = *self;
-        if awaited {
-            // SAFETY: the caller's promise.
-            return unsafe { context.begin(request, call) };
-        }
         // SAFETY: the caller's promise.
-        let hosted = unsafe { context.begin_launch_together(request, call) }?;
-        Ok(hosted.unwrap_or_else(|| Work::ended(Ok(Completion::default())).into()))
+        unsafe {
+            match awaited {
+                true => context.begin_together(request, call).map(Some),
+                false => context.begin_launch_together(request, call),
+            }
+        }
     }
 }

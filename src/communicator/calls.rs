@@ -60,6 +60,15 @@ impl Context {
         unsafe { self.begin_buffers(request, call, &[]) }
     }
 
+    /// As [`Context::begin`], of one of several that [`begin_in_turns`](super::begin_in_turns) begins.
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub(super) unsafe fn begin_together(&self, request: &Request, call: &Call) -> Result<Pending> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_by(request, call, &[], |call| call.begin(), std::convert::identity) }
+    }
+
     /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its
     /// stream has done it, or from [`Context::failure`]. Where its stream may not wait for the host, this
     /// returns when it is complete.
@@ -101,8 +110,9 @@ impl Context {
         unsafe { self.begin_by(request, call, &[], |call| call.launch(), Some) }
     }
 
-    /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`]
-    /// does. What GPUs do alone takes less of the host's time by [`Context::launches`].
+    /// As [`Context::begin_launch`], of one of several that [`begin_in_turns`](super::begin_in_turns) begins
+    /// and that are closed together, as [`super::start_together`] does. What GPUs do alone takes less of the
+    /// host's time by [`Context::launches`].
     ///
     /// # Safety
     /// As [`Context::start`].
@@ -173,7 +183,7 @@ impl Context {
     /// As [`Context::begin`], for all buffers.
     unsafe fn begin_buffers(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Pending> {
         // SAFETY: the caller's promise.
-        unsafe { self.begin_by(request, call, buffers, |call| call.begin(), std::convert::identity) }
+        unsafe { self.begin_by(request, call, buffers, |call| call.begin()?.given(), std::convert::identity) }
     }
 
     /// Begins a call where its memory has it: `on_devices` where GPUs exchange, else on the host, which

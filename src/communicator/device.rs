@@ -439,7 +439,7 @@ impl OnDevices {
     pub(super) unsafe fn launch(&self) -> Result<Option<Pending>> {
         match &self.what {
             // SAFETY: the caller's promise.
-            What::Composed(composed) => unsafe { composed.launch() }.map(|work| Some(work.into())),
+            What::Composed(composed) => unsafe { composed.start(false) }.map(|work| Some(work.into())),
             // SAFETY: the caller's promise.
             _ => unsafe { self.enqueue() }.map(|_| None),
         }
@@ -452,7 +452,7 @@ impl OnDevices {
     pub(super) unsafe fn start(&self) -> Result<Work> {
         match &self.what {
             // SAFETY: the caller's promise.
-            What::Composed(composed) => unsafe { composed.start() },
+            What::Composed(composed) => unsafe { composed.start(true) },
             // SAFETY: the caller's promise.
             _ => self.work(unsafe { self.enqueue() }?),
         }
@@ -484,37 +484,40 @@ impl OnDevices {
         }
     }
 
-    /// As [`OnDevices::start`], but a send or a receive waits for others that may join it.
+    /// As [`OnDevices::start`], but what others may join waits for them: a send or a receive, or a call
+    /// between hosts.
     ///
     /// # Safety
     /// As [`OnDevices::launch`].
     pub(super) unsafe fn begin(self) -> Result<Pending> {
-        match self.into_point() {
-            Ok(point) => Ok(Pending::point(point)),
+        match self.into_joint() {
+            Ok(pending) => Ok(pending),
             // SAFETY: the caller's promise.
             Err(other) => unsafe { other.start() }.map(Pending::from),
         }
     }
 
-    /// As [`OnDevices::launch`], but a send or a receive waits for others that may join it.
+    /// As [`OnDevices::launch`], in the way of [`OnDevices::begin`].
     ///
     /// # Safety
     /// As there.
     pub(super) unsafe fn begin_launch(self) -> Result<Option<Pending>> {
-        match self.into_point() {
-            Ok(point) => Ok(Some(Pending::point(point).unawaited())),
+        match self.into_joint() {
+            Ok(pending) => Ok(Some(pending.unawaited())),
             // SAFETY: the caller's promise.
             Err(other) => unsafe { other.launch() },
         }
     }
 
+    /// What others may join.
     #[expect(clippy::result_large_err, reason = "it is no error, and is looked at at once")]
-    fn into_point(self) -> Result<PointCall, OnDevices> {
+    fn into_joint(self) -> Result<Pending, OnDevices> {
         match self.what {
             What::Point(point, signature) => {
                 let OnDevices { group, exchange, caller, .. } = self;
-                Ok(PointCall { group, exchange, caller, point, signature })
+                Ok(Pending::point(PointCall { group, exchange, caller, point, signature }))
             }
+            What::Composed(composed) => Ok(Pending::composed(composed)),
             _ => Err(self),
         }
     }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::across::{Across, Queue};
-use self::parts::Parts;
+use self::parts::{Course, Parts};
 use super::Call;
 use super::ahead;
 use super::context::Context;
@@ -40,8 +40,8 @@ use super::work::Work;
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
-use crate::engine::callbacks::hold_back;
-use crate::engine::device::{Caller, Enqueued, Hosts, Layout};
+use crate::engine::callbacks::{HeldBack, hold_back};
+use crate::engine::device::{Caller, Hosts, Layout};
 use crate::engine::group::{Calling, Group, Turn};
 use crate::engine::operation::Running;
 use crate::engine::wire::Class;
@@ -136,6 +136,10 @@ impl Composed {
         caller: Caller,
         call: &Call,
     ) -> Result<Composed> {
+        // As the thread is now: it may be given to its stream later.
+        let stream = hosts.exchange().check_default_stream(caller);
+        // SAFETY: whoever calls has promised that it lives.
+        unsafe { context.or_fail_on(caller.stream, Class::Ordered, stream) }?;
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, group.size())?;
@@ -151,39 +155,60 @@ impl Composed {
         self.signature
     }
 
-    /// Gives it to its stream, and is not followed beyond the hosts' part, which the work is: its kernels
-    /// are, for the whole context.
-    ///
-    /// # Safety
-    /// As [`Composed::start`].
-    pub(super) unsafe fn launch(&self) -> Result<Work> {
-        // SAFETY: the caller's promise.
-        let (_, running) = unsafe { self.give() }?;
-        Ok(Work::running(running))
-    }
-
-    /// Gives it to its stream; the work ends when it is done.
+    /// Gives it to its stream. If it is `awaited`, the work ends when it is done; else it is not followed
+    /// beyond the hosts' part, which the work is: its kernels are, for the whole context.
     ///
     /// # Safety
     /// The call's memory is valid for what it accesses, and its stream lives, until it has ended.
-    pub(super) unsafe fn start(&self) -> Result<Work> {
+    pub(super) unsafe fn start(&self, awaited: bool) -> Result<Work> {
         // SAFETY: the caller's promise.
-        let (enqueued, running) = unsafe { self.give() }?;
-        match self.hosts.exchange().follow(&self.group, enqueued) {
-            Ok((event, failure)) => Ok(Work::composed(Some(&self.group), Some(running), event, failure)),
-            Err(error) => {
-                self.await_end(&running);
-                Err(error)
-            }
-        }
+        let mut giving = unsafe { self.begin() }?;
+        // SAFETY: as above.
+        while unsafe { giving.go_on() } {}
+        giving.end(awaited)
     }
 
+    /// As [`Composed::start`], of calls that may be those of ranks of one host: each is given a chunk in
+    /// turn, so that none of their streams is far ahead of another, for whose kernels its own wait. A work
+    /// for each.
+    ///
+    /// # Safety
+    /// As there, for all of them.
+    pub(super) unsafe fn start_in_turns(calls: &[(&Composed, bool)]) -> Vec<Result<Work>> {
+        let mut works: Vec<Option<Result<Work>>> = Vec::new();
+        let mut under_way = Vec::with_capacity(calls.len());
+        for (place, (call, _)) in calls.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            match unsafe { call.begin() } {
+                Ok(giving) => {
+                    under_way.push((place, giving));
+                    works.push(None);
+                }
+                Err(error) => works.push(Some(Err(error))),
+            }
+        }
+        while !under_way.is_empty() {
+            // SAFETY: the caller's promise.
+            let is_given = |one: &mut (usize, Giving<'_>)| !unsafe { one.1.go_on() };
+            // Each ends at once: if it has failed, the others wait for what says so.
+            for (place, giving) in under_way.extract_if(.., is_given) {
+                works[place] = Some(giving.end(calls[place].1));
+            }
+        }
+        works.into_iter().flatten().collect()
+    }
+
+    /// Begins to give it to its stream.
+    ///
     /// # Safety
     /// As [`Composed::start`].
-    unsafe fn give(&self) -> Result<(Enqueued, Arc<Running>)> {
+    unsafe fn begin(&self) -> Result<Giving<'_>> {
         let (group, exchange) = (&self.group, self.hosts.exchange());
         // The series is locked, and a callback may want to make the next call.
-        let _held_back = hold_back();
+        let held_back = hold_back();
+        let entered = exchange.devices().enter(exchange.device());
+        // SAFETY: the caller's promise.
+        let _entered = unsafe { self.context.or_fail_on(self.caller.stream, Class::Ordered, entered) }?;
         // SAFETY: the caller's promise.
         let mut series = unsafe {
             self.context.or_fail_on(self.caller.stream, Class::Ordered, exchange.series(self.caller))
@@ -214,22 +239,9 @@ impl Composed {
         })?;
         let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
         let begun = series.begin(group, &turn, self.max_blocks);
-        let mut parts = Parts::new(self, &series, turn, &queue, copier);
-        // SAFETY: the caller's promise.
-        let given = begun.and_then(|()| unsafe { parts.give() });
-        if given.is_err() {
-            parts.leave();
-        }
-        ahead::note(series.stream(), &running, parts.last_courier());
-        queue.close();
-        let enqueued = given.and_then(|()| series.end(group, turn.until(self.late(&turn))));
-        let enqueued = enqueued.map_err(|cause| group.blame(&turn, cause));
-        // No thread may be waiting: has a thread of the library move it.
-        group.endpoint().kick();
-        if enqueued.is_err() {
-            self.await_end(&running);
-        }
-        Ok((enqueued?, running))
+        let parts = Parts::new(self, series, turn, queue, copier);
+        let more = begun.map(|()| true);
+        Ok(Giving { course: Course::new(&parts), parts, more, running, turn, _held_back: held_back })
     }
 
     /// Waits until nothing uses the memory of this call, which has failed, for [`LATE`] at most: the caller
@@ -248,5 +260,60 @@ impl Composed {
     fn late(&self, turn: &Turn) -> Deadline {
         let timeout = self.caller.timeout.unwrap_or(self.group.timeout());
         Deadline::since(turn.called, timeout.saturating_add(LATE))
+    }
+}
+
+/// A call that is being given to its stream.
+struct Giving<'a> {
+    course: Course,
+    parts: Parts<'a>,
+    /// Whether there is more to give, or what has gone wrong.
+    more: Result<bool>,
+    running: Arc<Running>,
+    turn: Turn,
+    _held_back: HeldBack,
+}
+
+impl Giving<'_> {
+    /// Gives its next chunk. Whether there is more to give.
+    ///
+    /// # Safety
+    /// As [`Composed::start`].
+    unsafe fn go_on(&mut self) -> bool {
+        if self.more.is_ok() {
+            // SAFETY: the caller's promise.
+            self.more = unsafe { self.course.go_on(&mut self.parts) };
+        }
+        self.more == Ok(true)
+    }
+
+    /// All of it has been given, or something has gone wrong: as [`Composed::start`].
+    fn end(self, awaited: bool) -> Result<Work> {
+        let Giving { course, parts, more, running, turn, _held_back } = self;
+        // With what was to be launched.
+        drop(course);
+        let call = parts.call();
+        let (group, exchange) = (&call.group, call.hosts.exchange());
+        if more.is_err() {
+            parts.leave();
+        }
+        ahead::note(parts.series().stream(), &running, parts.last_courier());
+        let series = parts.close();
+        let enqueued = more.and_then(|_| series.end(group, turn.until(call.late(&turn))));
+        let enqueued = enqueued.map_err(|cause| group.blame(&turn, cause));
+        // No thread may be waiting: has a thread of the library move it.
+        group.endpoint().kick();
+        let followed = match (enqueued, awaited) {
+            (Ok(_), false) => return Ok(Work::running(running)),
+            (Ok(enqueued), true) => exchange.follow(group, enqueued),
+            (Err(error), _) => Err(error),
+        };
+        match followed {
+            Ok((event, failure)) => Ok(Work::composed(Some(group), Some(running), event, failure)),
+            Err(error) => {
+                call.await_end(&running);
+                Err(error)
+            }
+        }
     }
 }

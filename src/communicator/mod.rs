@@ -25,6 +25,7 @@ mod several;
 pub mod sparse;
 mod staged;
 mod survey;
+mod turns;
 pub mod wide;
 pub mod window;
 pub mod work;
@@ -34,6 +35,7 @@ pub use context::{Child, Context};
 pub use device::{Added, Launches, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared, ignores};
 pub use recall::Recall;
+pub use turns::begin_in_turns;
 pub use window::Window;
 pub use work::Work;
 

@@ -91,7 +91,7 @@ impl Queue {
 }
 
 /// Parts under way: as many as the workspace has room for.
-const ACTIVE: usize = 2;
+pub(super) const ACTIVE: usize = 2;
 
 /// The operation.
 pub(super) struct Across {

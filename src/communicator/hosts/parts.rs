@@ -9,10 +9,11 @@ mod reduction;
 use std::sync::Arc;
 
 use self::allgather::Allgather;
+use self::broadcast::Broadcast;
 use self::reduce::Reduce;
 use self::reduce_scatter::ReduceScatter;
 use super::Composed;
-use super::across::{Part, Queue};
+use super::across::{ACTIVE, Part, Queue};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::Call;
@@ -41,10 +42,12 @@ const ALIGNMENT: u64 = 256;
 pub(super) struct Parts<'a> {
     call: &'a Composed,
     layout: Layout,
-    series: &'a Series<'a>,
+    series: Series<'a>,
     turn: Turn,
-    queue: &'a Queue,
-    /// How many pieces the hosts exchange in the parts so far.
+    queue: Arc<Queue>,
+    /// How many parts of the hosts there are so far,
+    parts: usize,
+    /// and pieces that they exchange.
     pieces: u32,
     /// What carries the hosts' parts; `None`: side streams do. The same for all parts: whoever moves them
     /// knows.
@@ -68,11 +71,11 @@ struct Chunk {
 
 /// The steps of a chunk that are the GPUs'.
 trait Steps {
-    /// Up to where the hosts exchange.
+    /// Up to where the hosts exchange, if this place has a part in that.
     ///
     /// # Safety
     /// As [`Composed::start`].
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing>;
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>>;
 
     /// From there on.
     ///
@@ -89,16 +92,101 @@ enum Crossing {
     Word(Arc<Word>),
 }
 
+/// The chunks of a call, which are given to its stream in their order.
+pub(super) struct Course {
+    steps: Box<dyn Steps>,
+    /// Elements of the call,
+    count: u64,
+    /// and of a chunk at most.
+    most: u64,
+    /// The chunk that comes next.
+    next: u64,
+    /// What the one before it waits for.
+    crossing: Option<Crossing>,
+}
+
+impl Course {
+    pub(super) fn new(parts: &Parts<'_>) -> Course {
+        let Parts { call: Composed { checked, .. }, layout, .. } = *parts;
+        let count = checked.signature.count;
+        let (steps, most): (Box<dyn Steps>, u64) = match (checked.signature.kind, checked.operator) {
+            (Kind::ReduceScatter, Some(operator)) => {
+                let steps = ReduceScatter::new(parts, operator);
+                let most = parts.room(steps.row(layout), 1);
+                (Box::new(steps), most)
+            }
+            (_, Some(operator)) => {
+                let steps = Reduce::new(parts, operator);
+                // What a whole number of shards needs.
+                let most = parts.room(steps.row(layout), u64::from(layout.inside));
+                (Box::new(steps), most)
+            }
+            (Kind::Broadcast, None) => (Box::new(Broadcast), count.max(1)),
+            (_, None) => {
+                let steps = Allgather::new(checked.dtype);
+                let most = parts.room(steps.row(layout), 1);
+                (Box::new(steps), most)
+            }
+        };
+        Course { steps, count, most, next: 0, crossing: None }
+    }
+
+    /// A chunk of the call.
+    fn chunk(&self, parts: &Parts<'_>, index: u64) -> Chunk {
+        let (workspace, bytes) = parts.call.hosts.workspace();
+        let start = index * self.most;
+        let workspace = workspace + index % 2 * (bytes as u64 / 2);
+        Chunk { start, len: self.most.min(self.count - start), workspace }
+    }
+
+    /// Gives the next chunk up to where the hosts exchange, and the rest of the one before. Whether there is
+    /// more to give.
+    ///
+    /// # Safety
+    /// As [`Composed::start`].
+    pub(super) unsafe fn go_on(&mut self, parts: &mut Parts<'_>) -> Result<bool> {
+        let exchange = parts.call.hosts.exchange();
+        let _entered = exchange.devices().enter(exchange.device())?;
+        let (index, chunks) = (self.next, self.count.div_ceil(self.most));
+        // SAFETY: the caller's promise; the half of the workspace is the last chunk's but one, whose launches
+        // come first.
+        unsafe {
+            let next = match index < chunks {
+                true => self.steps.before(parts, self.chunk(parts, index))?,
+                false => None,
+            };
+            let last = std::mem::replace(&mut self.crossing, next);
+            if index > 0 {
+                last.map_or(Ok(()), |last| parts.wait(last))?;
+                self.steps.after(parts, self.chunk(parts, index - 1))?;
+            }
+        }
+        self.next += 1;
+        Ok(index < chunks)
+    }
+}
+
 impl<'a> Parts<'a> {
     pub(super) fn new(
         call: &'a Composed,
-        series: &'a Series<'a>,
+        series: Series<'a>,
         turn: Turn,
-        queue: &'a Queue,
+        queue: Arc<Queue>,
         copier: Option<Arc<dyn Kernels>>,
     ) -> Parts<'a> {
         let layout = call.hosts.layout();
-        Parts { call, layout, series, turn, queue, pieces: 0, copier, exits: Vec::new(), last: None }
+        Parts {
+            call,
+            layout,
+            series,
+            turn,
+            queue,
+            parts: 0,
+            pieces: 0,
+            copier,
+            exits: Vec::new(),
+            last: None,
+        }
     }
 
     /// The courier that the stream was given last, of those of this call.
@@ -106,72 +194,26 @@ impl<'a> Parts<'a> {
         self.last.as_ref()
     }
 
-    /// Gives all parts to the stream.
-    ///
-    /// # Safety
-    /// As [`Composed::start`].
-    pub(super) unsafe fn give(&mut self) -> Result<()> {
-        let stream = self.series.stream();
-        let _entered = stream.devices().enter(stream.device())?;
-        let checked = &self.call.checked;
-        let (kind, count) = (checked.signature.kind, checked.signature.count);
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (kind, checked.operator) {
-                (Kind::ReduceScatter, Some(operator)) => {
-                    let steps = ReduceScatter::new(self, operator);
-                    self.give_chunks(count, steps.row(self.layout), 1, &steps)
-                }
-                (_, Some(operator)) => {
-                    let steps = Reduce::new(self, operator);
-                    let grain = u64::from(self.layout.inside);
-                    // What a whole number of shards needs.
-                    self.give_chunks(count, steps.row(self.layout), grain, &steps)
-                }
-                (Kind::Broadcast, None) => self.broadcast(count, checked.signature.root),
-                (_, None) => {
-                    let steps = Allgather::new(checked.dtype);
-                    self.give_chunks(count, steps.row(self.layout), 1, &steps)
-                }
-            }
-        }
+    /// Whose they are.
+    pub(super) fn call(&self) -> &'a Composed {
+        self.call
+    }
+
+    /// The call's launches.
+    pub(super) fn series(&self) -> &Series<'a> {
+        &self.series
+    }
+
+    /// No more parts come: what is left is to end the launches.
+    pub(super) fn close(self) -> Series<'a> {
+        self.queue.close();
+        self.series
     }
 
     /// The elements that a chunk may have of which `grain` need `row` bytes.
     fn room(&self, row: u64, grain: u64) -> u64 {
         let bytes = self.call.hosts.workspace().1 as u64 / 2 - 3 * ALIGNMENT;
         (bytes / row * grain).max(grain)
-    }
-
-    /// Gives the chunks of `count` elements, of which `grain` need `row` bytes.
-    ///
-    /// # Safety
-    /// As [`Composed::start`].
-    unsafe fn give_chunks(&mut self, count: u64, row: u64, grain: u64, steps: &dyn Steps) -> Result<()> {
-        let (workspace, bytes) = self.call.hosts.workspace();
-        let most = self.room(row, grain);
-        let chunk = |index: u64| {
-            let start = index * most;
-            let workspace = workspace + index % 2 * (bytes as u64 / 2);
-            Chunk { start, len: most.min(count - start), workspace }
-        };
-        let chunks = count.div_ceil(most);
-        let mut crossing = None;
-        for index in 0..=chunks {
-            // SAFETY: the caller's promise; the half of the workspace is the last chunk's but one, whose
-            // launches come first.
-            unsafe {
-                let next = match index < chunks {
-                    true => Some(steps.before(self, chunk(index))?),
-                    false => None,
-                };
-                if let Some(last) = std::mem::replace(&mut crossing, next) {
-                    self.wait(last)?;
-                    steps.after(self, chunk(index - 1))?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Has this place's ranks make the call `request` among the hosts once the stream has come so far.
@@ -240,13 +282,21 @@ impl<'a> Parts<'a> {
             abreast: 1,
             exchange: self.exchange_pieces(request, seat, count, self.pieces.wrapping_add(greeting)),
         };
-        let first = self.pieces == 0;
+        let before = self.parts;
+        self.parts += 1;
         self.pieces = self.pieces.wrapping_add(cut.pieces() + greeting);
         // SAFETY: the caller's promise.
         let part = unsafe { Staged::new(job) };
         let part = match plan {
-            Some(plan) => Part::Relayed(Box::new(Relay::new(part, plan, first, &|| true)?.at(&self.turn))),
-            None => Part::Staged(Box::new(part.provided(first, &|| true)?.at(&self.turn))),
+            Some(plan) => {
+                Part::Relayed(Box::new(Relay::new(part, plan, before == 0, &|| true)?.at(&self.turn)))
+            }
+            // Those behind are moved when these have ended, and find what they ran in; the stream waits for
+            // these by then.
+            None if before < ACTIVE => {
+                Part::Staged(Box::new(part.provided(before == 0, &|| true)?.at(&self.turn)))
+            }
+            None => Part::Staged(Box::new(part.at(&self.turn))),
         };
         self.queue.push(group, part);
         if let Crossing::Word(exit) = &crossing {

@@ -5,6 +5,7 @@ mod failure;
 mod leaving;
 mod loading;
 pub(in crate::communicator) mod members;
+mod turns;
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -24,13 +24,13 @@ impl Allgather {
 }
 
 impl Steps for Allgather {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing> {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
         let checked = &parts.call.checked;
         let input = checked.input.addr() as u64 + chunk.start * self.element;
         let dtype = checked.dtype;
         let request = parts.request(Kind::Allgather, input, chunk.workspace, chunk.len, dtype, Operator::Sum);
         // SAFETY: the caller's promise; the chunk fits the workspace.
-        unsafe { parts.across(request) }
+        unsafe { parts.across(request) }.map(Some)
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Broadcast.
 
-use super::{Parts, receive, send};
+use super::{Chunk, Crossing, Parts, Steps, receive, send};
 use crate::collective::request::{Kind, Request};
 use crate::cuda::exchange;
 use crate::engine::device::Layout;
@@ -10,47 +10,64 @@ use crate::reduce::Operator;
 /// Shards have at least so many bytes: fewer are not worth a message each.
 const SHARD_BYTES: u64 = 16 << 10;
 
-impl Parts<'_> {
-    /// The root's host has all of it by kernels; each place passes its shard on to the other hosts, where the
-    /// shards are gathered. Between outputs: there is nothing to work in.
-    ///
-    /// # Safety
-    /// As [`Parts::give`].
-    pub(super) unsafe fn broadcast(&mut self, count: u64, root: u32) -> Result<()> {
-        let checked = &self.call.checked;
-        let (dtype, element) = (checked.dtype, checked.dtype.size() as u64);
+/// The root's host has all of it by kernels; each place passes its shard on to the other hosts, where the
+/// shards are gathered. Between outputs: there is nothing to work in, so a call is one chunk.
+pub(super) struct Broadcast;
+
+impl Broadcast {
+    /// Where the shard of a place begins, and its elements.
+    fn shard(parts: &Parts<'_>, count: u64, place: u32) -> (u64, u64) {
+        let element = parts.call.checked.dtype.size() as u64;
+        let shard = count.div_ceil(u64::from(parts.layout.inside)).max(SHARD_BYTES / element);
+        let start = (u64::from(place) * shard).min(count);
+        (start, shard.min(count - start))
+    }
+
+    /// Where the shard of this rank lies.
+    fn own(parts: &Parts<'_>, count: u64) -> (u64, u64) {
+        let checked = &parts.call.checked;
+        let (start, len) = Broadcast::shard(parts, count, parts.layout.place());
+        let is_root = parts.layout.rank() == checked.signature.root;
+        let from = if is_root { checked.input.addr() } else { checked.output.addr() };
+        (from as u64 + start * checked.dtype.size() as u64, len)
+    }
+}
+
+impl Steps for Broadcast {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
+        let checked = &parts.call.checked;
+        let (dtype, root) = (checked.dtype, checked.signature.root);
         let (input, output) = (checked.input.addr() as u64, checked.output.addr() as u64);
-        let Layout { inside, .. } = self.layout;
-        let shard = count.div_ceil(u64::from(inside)).max(SHARD_BYTES / element);
-        let shard = |place: u32| {
-            let start = (u64::from(place) * shard).min(count);
-            (start, shard.min(count - start))
-        };
-        let (start, len) = shard(self.layout.place());
-        let here = self.layout.is_here(root);
-        let from = if self.layout.rank() == root { input } else { output };
+        let Layout { inside, .. } = parts.layout;
+        let (at, len) = Broadcast::own(parts, chunk.len);
         // SAFETY: the caller's promise.
         unsafe {
-            if here {
-                let job = self.job(Kind::Broadcast, input, output, count, dtype, Operator::Sum);
-                self.series.enqueue(&exchange::Job { root: root % inside, ..job })?;
+            if parts.layout.is_here(root) {
+                let job = parts.job(Kind::Broadcast, input, output, chunk.len, dtype, Operator::Sum);
+                parts.series.enqueue(&exchange::Job { root: root % inside, ..job })?;
             }
-            let at = from + start * element;
-            if len > 0 {
-                let request = self.request(Kind::Broadcast, at, at, len, dtype, Operator::Sum);
-                let crossing = self.across(Request { root: root / inside, ..request })?;
-                self.wait(crossing)?;
+            if len == 0 {
+                return Ok(None);
             }
-            if !here {
-                let mut points = Vec::new();
-                for peer in 0..inside {
-                    let (start, shard) = shard(peer);
-                    points.push(send(peer, (at, len * element)));
-                    points.push(receive(peer, (output + start * element, shard * element)));
-                }
-                self.transfer(points)?;
-            }
+            let request = parts.request(Kind::Broadcast, at, at, len, dtype, Operator::Sum);
+            parts.across(Request { root: root / inside, ..request }).map(Some)
         }
-        Ok(())
+    }
+
+    unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
+        let checked = &parts.call.checked;
+        if parts.layout.is_here(checked.signature.root) {
+            return Ok(());
+        }
+        let (output, element) = (checked.output.addr() as u64, checked.dtype.size() as u64);
+        let (at, len) = Broadcast::own(parts, chunk.len);
+        let mut points = Vec::new();
+        for peer in 0..parts.layout.inside {
+            let (start, shard) = Broadcast::shard(parts, chunk.len, peer);
+            points.push(send(peer, (at, len * element)));
+            points.push(receive(peer, (output + start * element, shard * element)));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { parts.transfer(points) }
     }
 }

@@ -44,7 +44,7 @@ impl Reduce {
 }
 
 impl Steps for Reduce {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing> {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
         let Reduction { element, accumulator, widens, .. } = self.reduction;
         let layout = parts.layout;
         let input = parts.call.checked.input.addr() as u64 + chunk.start * element;
@@ -64,7 +64,7 @@ impl Steps for Reduce {
                 parts.series.enqueue(&self.reduction.job(parts, Kind::Allreduce, from, into, rest))?;
             }
             let request = self.reduction.request(parts, self.kind, into, into, shard + rest);
-            parts.across(Request { root: self.root / layout.inside, ..request })
+            parts.across(Request { root: self.root / layout.inside, ..request }).map(Some)
         }
     }
 

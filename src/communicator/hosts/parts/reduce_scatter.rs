@@ -9,7 +9,8 @@ use crate::reduce::Operator;
 
 /// A chunk is the same elements of every rank's block. Its workspace holds the inputs, if they are widened or
 /// do not lie together, then what this host makes for the ranks of this place, then the result as an
-/// accumulator.
+/// accumulator. What does not lie together is packed by places, and for each by hosts: so one exchange of the
+/// host makes it all.
 pub(super) struct ReduceScatter {
     reduction: Reduction,
     /// Whether the inputs of a chunk do not lie together.
@@ -56,21 +57,20 @@ impl ReduceScatter {
 }
 
 impl Steps for ReduceScatter {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing> {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
         let Reduction { element, accumulator, widens, finishes, .. } = self.reduction;
         let (layout, stream, checked) = (parts.layout, parts.series.stream(), &parts.call.checked);
         let (input, count) = (checked.input.addr() as u64, checked.signature.count);
         let (made, result) = self.places(layout, chunk);
-        let whole = chunk.len == count;
+        let Layout { inside, hosts, .. } = layout;
+        let (inside, hosts) = (u64::from(inside), u64::from(hosts));
         let from = if self.gathers() { chunk.workspace } else { input };
         // SAFETY: the caller's promise; the chunk fits the workspace.
         unsafe {
-            if widens && whole {
-                self.reduction.widen(parts, input, from, u64::from(layout.size()) * count)?;
-            } else if self.gathers() {
-                for rank in 0..u64::from(layout.size()) {
-                    let at = input + (rank * count + chunk.start) * element;
-                    let to = from + rank * chunk.len * accumulator;
+            if self.packs {
+                for (host, place) in (0..hosts).flat_map(|host| (0..inside).map(move |place| (host, place))) {
+                    let at = input + ((host * inside + place) * count + chunk.start) * element;
+                    let to = from + (place * hosts + host) * chunk.len * accumulator;
                     if widens {
                         self.reduction.widen(parts, at, to, chunk.len)?;
                     } else {
@@ -78,17 +78,18 @@ impl Steps for ReduceScatter {
                         stream.copy_to_peer(to, stream.device(), at, (chunk.len * element) as usize)?;
                     }
                 }
+            } else if widens {
+                self.reduction.widen(parts, input, from, hosts * inside * count)?;
             }
-            let block = chunk.len * accumulator;
-            for host in 0..u64::from(layout.hosts) {
-                let from = from + host * u64::from(layout.inside) * block;
-                let into = made + host * block;
-                let job = self.reduction.job(parts, Kind::ReduceScatter, from, into, chunk.len);
-                parts.series.enqueue(&job)?;
+            let (launches, len) = if self.packs { (1, hosts * chunk.len) } else { (hosts, chunk.len) };
+            for launch in 0..launches {
+                let from = from + launch * inside * len * accumulator;
+                let into = made + launch * len * accumulator;
+                parts.series.enqueue(&self.reduction.job(parts, Kind::ReduceScatter, from, into, len))?;
             }
             let into = if finishes { result } else { self.output(parts, chunk) };
             let request = self.reduction.request(parts, Kind::ReduceScatter, made, into, chunk.len);
-            parts.across(request)
+            parts.across(request).map(Some)
         }
     }
 

@@ -1,5 +1,6 @@
 //! Calls that go well: composed, by kernels alone, or staged.
 
+use super::members::AHEAD;
 use super::*;
 use crate::communicator::start_together;
 use crate::cuda::queues::MOST;
@@ -223,6 +224,55 @@ fn returns_ahead_of_its_stream(rank: &Rank) -> bool {
     work.wait(Deadline::after(PATIENCE)).expect("a sum");
     assert_eq!(rank.double.peek(memory, 4), [4; 4]);
     ahead.into_inner()
+}
+
+/// The blocks of a chunk are packed so that one launch of the host's kernels combines them all.
+#[test]
+fn a_chunk_of_a_long_reduce_scatter_is_one_exchange_within_the_host() {
+    // As many elements of each rank's block are 6 chunks.
+    const COUNT: u64 = 1001;
+    for dtype in [DataType::F32, DataType::Bf16] {
+        ranks_by(3, 2, Order::RoundRobin, Carriers::Couriers, |rank| {
+            let what =
+                What { kind: Kind::ReduceScatter, count: COUNT, dtype, operator: Operator::Sum, root: 0 };
+            rank.exercise(what, 1);
+            let launches = std::rc::Rc::new(std::cell::Cell::new(0));
+            let counted = launches.clone();
+            AHEAD.set(Some(Box::new(move || {
+                counted.set(counted.get() + 1);
+                Ok(())
+            })));
+            let (reads, writes) = what.lengths(6, false);
+            let [from, to] = [reads, writes].map(|bytes| rank.double.memory(rank.device, bytes));
+            let request = what.request(pointer(from).cast_const(), pointer(to));
+            let work = rank.start(&request, &rank.call()).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            AHEAD.set(None);
+            assert_eq!(launches.get(), 6, "{dtype:?}");
+        });
+    }
+}
+
+/// However many parts wait for their turn: what two run in serves them all.
+#[test]
+fn a_long_call_pins_no_more_memory_than_its_parts_under_way_need() {
+    ranks_by(2, 2, Order::RoundRobin, Carriers::Couriers, |rank| {
+        // SAFETY: the stream lives as long as the double.
+        let stream = unsafe { Stream::borrow(&rank.devices, rank.device, rank.stream) }.expect("a stream");
+        let gate = rank.devices.word(rank.device).expect("a word");
+        stream.wait_word(&gate).expect("it waits");
+        let before = rank.double.registered();
+        // 22 chunks. A device has 16 lanes from the beginning.
+        let count = 20 * 4001;
+        let (memory, request) = rank.sum(count);
+        let work = rank.start(&request, &rank.call()).expect("it starts");
+        let begun = rank.double.registered();
+        gate.release();
+        work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        assert_eq!([begun, rank.double.registered()], [before; 2]);
+        let bytes = 4 * count as usize;
+        assert!(rank.double.peek(memory, bytes) == vec![4; bytes]);
+    });
 }
 
 #[test]

@@ -212,7 +212,7 @@ impl DeviceExchange {
 
     /// Refuses a call in the order of a default stream that is not this thread's: before its device is
     /// entered.
-    pub(super) fn check_default_stream(&self, caller: Caller) -> Result<()> {
+    pub fn check_default_stream(&self, caller: Caller) -> Result<()> {
         match caller.stream {
             Some(stream) if !stream.is_default() => Ok(()),
             _ => self.devices().check_default_stream(self.device()),

@@ -27,25 +27,22 @@ pub struct Series<'a> {
 }
 
 impl DeviceExchange {
-    /// Begins a call that takes several launches. No other call of this exchange comes between them.
+    /// Begins a call that takes several launches, with its device entered: its stream has been checked
+    /// ([`DeviceExchange::check_default_stream`]). No other call of this exchange comes between them.
     ///
     /// # Safety
     /// The caller's stream lives until the series is dropped.
     pub unsafe fn series(self: &Arc<Self>, caller: Caller) -> Result<Series<'_>> {
         let parts = self.parts();
         let devices = parts.last.devices();
-        self.check_default_stream(caller)?;
         let handle = caller.stream.unwrap_or(parts.stream.handle());
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
         let stream = stream.map_err(|error| self.foreign(caller, error))?;
         stream.refuse_capture("call->stream", "a call between hosts cannot be captured")?;
         let line = lock(&self.line);
-        let id = {
-            let _entered = devices.enter(self.device())?;
-            // SAFETY: as above.
-            Id::Number(unsafe { devices.driver().stream_id(handle) }?)
-        };
+        // SAFETY: as above.
+        let id = Id::Number(unsafe { devices.driver().stream_id(handle) }?);
         let _launching = self.devices().launching();
         Ok(Series { exchange: self, line, _launching, stream, id, open: false })
     }
