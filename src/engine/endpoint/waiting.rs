@@ -255,7 +255,9 @@ impl Endpoint {
         // is looked at for the nap: see `remind_sleepers`.
         let lying = self.sleepers.lie_down(sleeper);
         let nap = deadline.remaining_capped(self.nap(on_device));
-        self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
+        if sleeper.is_relied_on() {
+            self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
+        }
         // The driver may hold up the last look at a device: with the bell nobody would hear what rings.
         let mut taken = if on_device { None } else { self.sleepers.take_bell(sleeper) };
         // Also where another has the bell, who may not have come to this: that one looks at messages, but not
@@ -333,6 +335,11 @@ impl Endpoint {
                 self.leave_bell();
             }
         }
+        self.leave_to_library();
+    }
+
+    /// This thread no longer moves what nobody waits for, and there may be nobody else who does.
+    pub(super) fn leave_to_library(&self) {
         if self.unattended.any() {
             self.kick();
         }
@@ -342,7 +349,9 @@ impl Endpoint {
     /// This thread may have the bell, have had it, or have been woken to take it, and does not look on, or not
     /// soon: another who sleeps takes it, if any does and none has it.
     pub(in crate::engine) fn leave_bell(&self) {
-        self.sleepers.hand_on();
+        if self.sleepers.hand_on() {
+            self.leave_to_library();
+        }
     }
 
     /// One of those who sleep looks at everything, if any does: who has the bell, or else one who takes it.
@@ -389,7 +398,8 @@ impl Endpoint {
         self.wake_any();
         if self.sleepers.any() {
             self.wake_mover();
-        } else if self.unattended.any() {
+        }
+        if !self.sleepers.any_relied_on() && self.unattended.any() {
             self.kick();
         }
     }

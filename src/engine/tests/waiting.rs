@@ -328,6 +328,41 @@ fn a_callback_in_the_last_look_before_sleep_keeps_no_other_from_its_message() {
     assert!(beside.iter().all(|in_time| *in_time), "it slept on: {beside:?}");
 }
 
+/// As by the driver: it has no bell yet, but is among those who sleep.
+#[test]
+fn who_is_held_up_in_its_last_look_at_a_device_keeps_nothing_from_moving() {
+    let groups = linked_pair(true);
+    let endpoint = groups[1].endpoint();
+    let (held_up, goes_on) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let has_come = Arc::new(AtomicBool::new(false));
+    let (comes, mut came) = (has_come.clone(), [0; 8]);
+    let in_time = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            endpoint.wait(Deadline::NEVER, Through::Device, || {
+                endpoint.is_parking().then(|| {
+                    held_up.store(true, Ordering::SeqCst);
+                    comes_true(|| goes_on.load(Ordering::SeqCst))
+                })
+            })
+        });
+        assert!(comes_true(|| held_up.load(Ordering::SeqCst)));
+        let running = receive(&groups[1], 9, &mut came);
+        running.on_complete(Box::new(move |_| comes.store(true, Ordering::SeqCst)));
+        // By then the library has looked at it; if not, the test finds less.
+        std::thread::sleep(Duration::from_millis(20));
+        done(&send(&groups[0], 9, &[1; 8]));
+        let end = Deadline::after(LOST / 2);
+        while !has_come.load(Ordering::SeqCst) && !end.expired() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let in_time = has_come.load(Ordering::SeqCst);
+        goes_on.store(true, Ordering::SeqCst);
+        done(&running);
+        in_time
+    });
+    assert!(in_time, "nobody looked at it");
+}
+
 /// Threads that give up at the moment at which others have their messages.
 #[test]
 fn a_message_finds_who_waits_among_those_who_give_up() {
