@@ -2,6 +2,8 @@
 
 mod ahead;
 mod alone;
+#[cfg(test)]
+mod away;
 pub mod batch;
 pub mod buffer;
 mod calls;

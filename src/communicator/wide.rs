@@ -100,8 +100,11 @@ impl Wide {
     /// As [`Wide::run`].
     pub unsafe fn around<O: Operation>(mut self, operation: O) -> impl Operation + use<O> {
         let mut combination = self.combination();
-        // SAFETY: the caller's promise; the workspace is the other closure's, which lives beside this one.
-        let first: First = Box::new(move || unsafe { combination.go_on() });
+        let first: First = Box::new(move |group| {
+            let _away = combination.reducer.calls_program().then(|| group.endpoint().go_away());
+            // SAFETY: the caller's promise; the workspace is the other closure's, which lives beside this one.
+            unsafe { combination.go_on() }
+        });
         // SAFETY: the caller's promise; the operation has filled the output workspace.
         finishing(operation, Some(first), move || unsafe { self.finish_on(self.output.address()) })
     }

@@ -7,6 +7,7 @@
 //! devices.
 
 mod attendant;
+mod away;
 mod dormant;
 mod port;
 mod questions;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use std::time::{Duration, Instant};
 
 use attendant::Attendant;
+pub use away::Away;
 use questions::Questions;
 use roster::Roster;
 pub use sleepers::Sleeper;

@@ -381,7 +381,8 @@ impl Run {
         let out = self.address(into);
         if let Some(reducer) = &self.plan.reducer {
             let (operands, count) = (&self.progress.operands, into.len as usize);
-            if count * self.plan.size(into.representation()) > PART || reducer.calls_program() {
+            let _away = reducer.calls_program().then(|| endpoint.go_away());
+            if count * self.plan.size(into.representation()) > PART {
                 // It may take long.
                 endpoint.leave_bell();
             }

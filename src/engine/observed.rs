@@ -23,7 +23,7 @@ pub struct Observed<O, F> {
 }
 
 /// Does a part of something. Whether that was the last.
-pub type First = Box<dyn FnMut() -> bool + Send>;
+pub type First = Box<dyn FnMut(&Group) -> bool + Send>;
 
 impl<O, F> Observed<O, F> {
     /// `operation`, with `first` before the first look, when its turn has come, and `then` behind each. That
@@ -36,7 +36,7 @@ impl<O, F> Observed<O, F> {
 
 impl<O: Operation, F: FnMut(&Group, &Poll<Result<Completion>>) -> bool + Send> Operation for Observed<O, F> {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        self.at_work = self.first.as_mut().is_some_and(|first| !first());
+        self.at_work = self.first.as_mut().is_some_and(|first| !first(group));
         if self.at_work {
             return Poll::Pending;
         }

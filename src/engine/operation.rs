@@ -637,10 +637,7 @@ impl Running {
         drop(ending);
         // Who found it being moved sleeps for anything.
         self.group.endpoint().wake_any();
-        if !callbacks.is_empty() {
-            // They may take long.
-            self.group.endpoint().leave_bell();
-        }
+        let _away = (!callbacks.is_empty()).then(|| self.group.endpoint().go_away());
         for callback in callbacks {
             call_back(callback, result.clone());
         }

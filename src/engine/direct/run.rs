@@ -9,13 +9,14 @@ use super::board::{Direct, Part, Stop};
 use super::copies::Copies;
 use super::watch::Watch;
 use super::{Job, Path, shard};
-use crate::engine::endpoint::Through;
+use crate::engine::endpoint::{Away, Through};
 use crate::engine::executor::Workspace;
 use crate::engine::group::{Group, Turn};
 use crate::engine::joint::Team;
 use crate::engine::operation::{Completion, Operation};
 use crate::engine::wire::Key;
 use crate::error::Result;
+use crate::reduce::Reducer;
 use crate::schedule::Collective;
 use crate::signature::Signature;
 use crate::sys;
@@ -374,6 +375,12 @@ impl DirectRun {
         self.workspace.take().into_iter().chain(copies).for_each(|workspace| group.keep_workspace(workspace));
     }
 
+    /// This thread combines what the others have posted, by the program's function if that is given.
+    fn go_away<'a>(&self, group: &'a Group) -> Option<Away<'a>> {
+        let calls_program = self.job.reducer.as_ref().is_some_and(Reducer::calls_program);
+        calls_program.then(|| group.endpoint().go_away())
+    }
+
     /// A long call does not come further in this look: it has done as much as it may, or it waits.
     fn pause(&mut self, group: &Group, allowance: &Allowance) -> Poll<Result<Completion>> {
         self.at_work = allowance.is_over();
@@ -440,10 +447,12 @@ impl Operation for DirectRun {
                     self.step(Stage::Work);
                 }
                 Stage::Work if self.path == Path::Short => {
+                    let _away = self.go_away(group);
                     self.work_short();
                     return self.ended(group);
                 }
                 Stage::Work => {
+                    let _away = self.go_away(group);
                     match self.work_long(&mut allowance, &**group.endpoint()) {
                         Ok(true) => {}
                         Ok(false) => return self.pause(group, &allowance),

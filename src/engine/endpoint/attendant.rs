@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::away::Waits;
 use super::unattended::Leave;
-use super::waiting::Counted;
 use super::{Endpoint, Visitor, lock};
 use crate::deadline::Deadline;
 use crate::sys;
@@ -70,8 +70,13 @@ impl Attendant {
     }
 
     /// This thread waits for devices, and moves what is on them, until the answer is dropped.
-    pub(super) fn wait(&self) -> Counted<'_> {
-        Counted::among(&self.waiting)
+    pub(super) fn wait(&self) -> Waits<'_> {
+        Waits::among(&self.waiting)
+    }
+
+    /// Where such threads are counted.
+    pub(super) fn count(&self) -> &AtomicUsize {
+        &self.waiting
     }
 
     /// How many threads do.

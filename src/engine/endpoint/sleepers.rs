@@ -23,6 +23,10 @@
 //!
 //! Who is woken for nothing looks, and sleeps again.
 //!
+//! The library's threads leave what comes to those who sleep, but not to one that may not look: that has turned
+//! to long work in its last look, or that the driver may hold up, there or when it has woken. When the last of
+//! the others turns to long work, they are told.
+//!
 //! [`Messages::wake_thread_for`]: crate::engine::messages::Messages::wake_thread_for
 
 #![forbid(unsafe_code)]
@@ -86,6 +90,12 @@ impl Sleeper {
         lock(&self.state).asleep
     }
 
+    /// Whether others leave to it what comes while it sleeps, or is about to. Not to one that the driver may
+    /// hold up, in its last look or when it has woken, nor to one that is away.
+    pub(super) fn is_relied_on(&self) -> bool {
+        !self.asks_driver && !self.is_away()
+    }
+
     /// Whether its thread has been at long work since it lay down. Whoever had to wake one did not count on it.
     pub(super) fn is_away(&self) -> bool {
         self.is_away.load(Ordering::Relaxed)
@@ -110,8 +120,10 @@ pub(super) struct Sleepers {
     pub(super) waiting: AtomicUsize,
     /// How many sleep, or are about to,
     count: AtomicUsize,
-    /// and of them those that anything may concern.
+    /// of them those that anything may concern,
     count_any: AtomicUsize,
+    /// and those that are relied on.
+    count_relied_on: AtomicUsize,
     asleep: Mutex<Asleep>,
     /// The thread that has the bell: see [`this_thread`]. 0: none has.
     bell_of: AtomicUsize,
@@ -165,6 +177,11 @@ impl Sleepers {
         self.count.load(Ordering::SeqCst)
     }
 
+    /// Whether there are any who see to what comes: see [`Sleeper::is_relied_on`].
+    pub(super) fn any_relied_on(&self) -> bool {
+        self.count_relied_on.load(Ordering::SeqCst) > 0
+    }
+
     /// Threads that wait here for something on the host, asleep or not.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
@@ -177,6 +194,7 @@ impl Sleepers {
         lock(&self.asleep).any.push(sleeper.clone());
         self.count_any.fetch_add(1, Ordering::SeqCst);
         self.count.fetch_add(1, Ordering::SeqCst);
+        self.count_relied_on.fetch_add(usize::from(sleeper.is_relied_on()), Ordering::SeqCst);
         Lying { sleepers: self, sleeper }
     }
 
@@ -203,20 +221,25 @@ impl Sleepers {
     }
 
     /// This thread does not look on, or not soon: it lets go of the bell, and another of those who sleep takes
-    /// it, if any does and none has it.
-    pub(super) fn hand_on(&self) {
+    /// it, if any does and none has it. Whether it was the last of them that was relied on.
+    pub(super) fn hand_on(&self) -> bool {
         self.let_go_of_bell();
         if !self.any() {
-            return;
+            return false;
         }
         let own = this_thread();
         let asleep = lock(&self.asleep);
-        asleep.all().filter(|sleeper| sleeper.thread == own).for_each(|sleeper| {
+        let mut was_last = false;
+        for sleeper in asleep.all().filter(|sleeper| sleeper.thread == own) {
+            let relied_on = usize::from(sleeper.is_relied_on());
             sleeper.is_away.store(true, Ordering::Relaxed);
-        });
+            let before = self.count_relied_on.fetch_sub(relied_on, Ordering::SeqCst);
+            was_last |= relied_on == 1 && before == 1;
+        }
         if !self.bell_is_taken() {
             asleep.wake_one();
         }
+        was_last
     }
 
     /// Whether one has the bell, who sleeps, or is about to, or comes back from that at this moment.
@@ -258,6 +281,8 @@ impl Drop for Lying<'_> {
         }
         drop(asleep);
         self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
+        let relied_on = usize::from(self.sleeper.is_relied_on());
+        self.sleepers.count_relied_on.fetch_sub(relied_on, Ordering::SeqCst);
         lock(&self.sleeper.state).asleep = false;
         #[cfg(test)]
         self.sleepers.returns.fetch_add(1, Ordering::SeqCst);

@@ -620,7 +620,7 @@ impl Endpoint {
         let Some(bell) = self.bell.get() else { return Attendance::Idle };
         // What rings is for whoever sleeps here, who then moves everything and has this called again on
         // leaving.
-        if self.sleepers.any() {
+        if self.sleepers.any_relied_on() {
             return Attendance::Again(self.next_look());
         }
         if let Some(time) = time {
@@ -630,7 +630,7 @@ impl Endpoint {
         // Against one who has begun to sleep since: either that rang for a look of its own, or it is counted
         // here.
         fence(Ordering::SeqCst);
-        if self.sleepers.any() {
+        if self.sleepers.any_relied_on() {
             self.wake();
             return Attendance::Again(self.next_look());
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
+use super::away::Waits;
 use super::sleepers::{Sleeper, Taken};
 use super::{Endpoint, Through};
 use crate::deadline::Deadline;
@@ -59,11 +60,11 @@ const NAP: Duration = Duration::from_secs(20);
 /// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
 const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
 
-/// Counts a thread among those that wait, or look for the last time, until it is dropped.
-pub(super) struct Counted<'a>(&'a AtomicUsize);
+/// Counts a thread among those that look for the last time until it is dropped.
+struct Counted<'a>(&'a AtomicUsize);
 
 impl Counted<'_> {
-    pub(super) fn among(count: &AtomicUsize) -> Counted<'_> {
+    fn among(count: &AtomicUsize) -> Counted<'_> {
         count.fetch_add(1, Ordering::SeqCst);
         Counted(count)
     }
@@ -131,7 +132,7 @@ impl Endpoint {
             // Not before: what ends in a moment would take a tenth longer.
             waiting.get_or_insert_with(|| match through {
                 Through::Device => self.attendant.wait(),
-                Through::Messages | Through::Memory => Counted::among(&self.sleepers.waiting),
+                Through::Messages | Through::Memory => Waits::among(&self.sleepers.waiting),
             });
             if at_work && std::mem::take(&mut has_slept) {
                 // That may take long.
@@ -182,8 +183,7 @@ impl Endpoint {
                 break;
             }
         }
-        drop(waiting);
-        self.leave(has_slept);
+        self.leave(waiting, has_slept);
     }
 
     /// A thread that polls has looked in vain: where ranks share processors it makes way for others now and
@@ -255,7 +255,9 @@ impl Endpoint {
         // is looked at for the nap: see `remind_sleepers`.
         let lying = self.sleepers.lie_down(sleeper);
         let nap = deadline.remaining_capped(self.nap(on_device));
-        self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
+        if sleeper.is_relied_on() {
+            self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
+        }
         // The driver may hold up the last look at a device: with the bell nobody would hear what rings.
         let mut taken = if on_device { None } else { self.sleepers.take_bell(sleeper) };
         // Also where another has the bell, who may not have come to this: that one looks at messages, but not
@@ -322,8 +324,8 @@ impl Endpoint {
     }
 
     /// Whoever ends a wait leaves the others able to go on. `has_slept`: it may have had the bell, or have
-    /// been woken to take it.
-    fn leave(&self, has_slept: bool) {
+    /// been woken to take it. It counts among those that wait until it has looked for them.
+    fn leave(&self, waiting: Option<Waits<'_>>, has_slept: bool) {
         if self.sleepers.any() {
             // As before sleeping: nothing is left that moves without a ring, but what another is woken for.
             // Nor a moment to look again at, which those who sleep have not heard of.
@@ -333,6 +335,12 @@ impl Endpoint {
                 self.leave_bell();
             }
         }
+        drop(waiting);
+        self.leave_to_library();
+    }
+
+    /// This thread no longer moves what nobody waits for, and there may be nobody else who does.
+    pub(super) fn leave_to_library(&self) {
         if self.unattended.any() {
             self.kick();
         }
@@ -342,7 +350,9 @@ impl Endpoint {
     /// This thread may have the bell, have had it, or have been woken to take it, and does not look on, or not
     /// soon: another who sleeps takes it, if any does and none has it.
     pub(in crate::engine) fn leave_bell(&self) {
-        self.sleepers.hand_on();
+        if self.sleepers.hand_on() {
+            self.leave_to_library();
+        }
     }
 
     /// One of those who sleep looks at everything, if any does: who has the bell, or else one who takes it.
@@ -389,7 +399,8 @@ impl Endpoint {
         self.wake_any();
         if self.sleepers.any() {
             self.wake_mover();
-        } else if self.unattended.any() {
+        }
+        if !self.sleepers.any_relied_on() && self.unattended.any() {
             self.kick();
         }
     }

@@ -263,7 +263,7 @@ fn what_is_done_before_and_behind_a_call_is_done_a_part_a_look() {
     let abandoned = Arc::new(AtomicUsize::new(0));
     let ended = Scripted(Some(Ok(Completion::default())), abandoned.clone());
     let then = move |_: &Group, _: &Poll<Result<Completion>>| last();
-    let mut observed = Observed::new(ended, Some(Box::new(first)), then);
+    let mut observed = Observed::new(ended, Some(Box::new(move |_: &Group| first())), then);
     // The third part of what comes first is followed by the first part of what comes last.
     for due in [1, 2, 4, 5] {
         assert!(observed.advance(&group).is_pending());
@@ -285,7 +285,7 @@ fn a_deadline_that_passes_while_buffers_are_combined_ends_the_call_there() {
         let stuck = Scripted(None, abandoned.clone());
         let make = |_: &Turn| {
             // There is always more to do.
-            let first = Box::new(|| false);
+            let first = Box::new(|_: &Group| false);
             Observed::new(stuck, Some(first), |_: &Group, _: &Poll<Result<Completion>>| true)
         };
         let timeout = Some(Duration::from_millis(50));

@@ -270,25 +270,26 @@ fn the_bell_is_passed_on_by_who_is_woken_to_take_it_and_leaves() {
 }
 
 /// A thread that is about to sleep with the bell has a work end in its last look, whose callback takes as long as
-/// it likes. Whether another's message comes in time beside that; `None` if it was that other one in whose look
-/// the work has ended.
-fn comes_beside_a_callback_in_the_last_look() -> Option<bool> {
+/// it likes. Whether another's message comes in time beside that: one that a thread waits for, or that was only
+/// begun. `None` if another thread has called back.
+fn comes_beside_a_callback_in_the_last_look(waits: bool) -> Option<bool> {
     let groups = linked_pair(true);
     let endpoint = groups[1].endpoint();
-    let mut came = [0; 8];
-    let called = receive(&groups[1], 5, &mut came);
-    let (last_is, called_back) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let mut came = [[0; 8]; 2];
+    let [called, begun] = &mut came;
+    let called = receive(&groups[1], 5, called);
+    let (calls, called_back) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
     let goes_on = Arc::new(AtomicBool::new(false));
-    let (not_in, calls_back, ends) = (last_is.clone(), called_back.clone(), goes_on.clone());
+    let (caller, tells, ends) = (calls.clone(), called_back.clone(), goes_on.clone());
     called.on_complete(Box::new(move |_| {
-        let is_last = Some(&std::thread::current().id()) == not_in.get();
-        calls_back.set(is_last).expect("it is called once");
-        assert!(is_last || comes_true(|| ends.load(Ordering::SeqCst)));
+        let is_caller = Some(&std::thread::current().id()) == caller.get();
+        tells.set(is_caller).expect("it is called once");
+        assert!(!is_caller || comes_true(|| ends.load(Ordering::SeqCst)));
     }));
     let phase = &AtomicU64::new(0);
     std::thread::scope(|scope| {
         let groups = &groups;
-        scope.spawn(move || {
+        let sleeps = scope.spawn(move || {
             endpoint.wait(Deadline::NEVER, Through::Messages, || match phase.load(Ordering::SeqCst) {
                 1 if endpoint.is_parking() => {
                     phase.store(2, Ordering::SeqCst);
@@ -299,33 +300,84 @@ fn comes_beside_a_callback_in_the_last_look() -> Option<bool> {
                 _ => None,
             })
         });
+        calls.set(sleeps.thread().id()).expect("it is set once");
         assert!(comes_true(|| endpoint.asleep() == 1 && endpoint.bell_is_taken()));
-        let last = scope.spawn(|| in_call(&groups[1], 9, Deadline::after(4 * LOST)));
-        last_is.set(last.thread().id()).expect("it is set once");
-        assert!(comes_true(|| endpoint.asleep() == 2));
+        let has_come = Arc::new(AtomicBool::new(false));
+        let comes = has_come.clone();
+        let running = if waits {
+            scope.spawn(move || {
+                comes.store(in_call(&groups[1], 9, Deadline::after(4 * LOST)), Ordering::SeqCst);
+            });
+            assert!(comes_true(|| endpoint.asleep() == 2));
+            None
+        } else {
+            let running = receive(&groups[1], 9, begun);
+            running.on_complete(Box::new(move |_| comes.store(true, Ordering::SeqCst)));
+            Some(running)
+        };
+        // By then the library leaves it to the thread that sleeps; if not, the test finds less.
+        std::thread::sleep(Duration::from_millis(20));
         phase.store(1, Ordering::SeqCst);
         endpoint.wake_any();
         assert!(comes_true(|| called_back.get().is_some()));
-        let beside = called_back.get() == Some(&false);
+        let beside = called_back.get() == Some(&true);
         done(&send(&groups[0], 9, &[1; 8]));
         // Less than the callback takes if nothing comes.
         let end = Deadline::after(LOST / 2);
-        while !last.is_finished() && !end.expired() {
+        while !has_come.load(Ordering::SeqCst) && !end.expired() {
             std::thread::sleep(Duration::from_micros(100));
         }
-        let in_time = last.is_finished();
+        let in_time = has_come.load(Ordering::SeqCst);
         goes_on.store(true, Ordering::SeqCst);
         phase.store(3, Ordering::SeqCst);
         endpoint.wake();
-        assert!(last.join().expect("no panic"));
+        running.iter().for_each(|running| done(running));
         beside.then_some(in_time)
     })
 }
 
 #[test]
 fn a_callback_in_the_last_look_before_sleep_keeps_no_other_from_its_message() {
-    let beside: Vec<bool> = (0..10).filter_map(|_| comes_beside_a_callback_in_the_last_look()).collect();
-    assert!(beside.iter().all(|in_time| *in_time), "it slept on: {beside:?}");
+    for waits in [true, false] {
+        let rounds = (0..10).filter_map(|_| comes_beside_a_callback_in_the_last_look(waits));
+        let beside: Vec<bool> = rounds.collect();
+        assert!(beside.iter().all(|in_time| *in_time), "a thread waits: {waits}: {beside:?}");
+    }
+}
+
+/// As by the driver: it has no bell yet, but is among those who sleep.
+#[test]
+fn who_is_held_up_in_its_last_look_at_a_device_keeps_nothing_from_moving() {
+    let groups = linked_pair(true);
+    let endpoint = groups[1].endpoint();
+    let (held_up, goes_on) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let has_come = Arc::new(AtomicBool::new(false));
+    let (comes, mut came) = (has_come.clone(), [0; 8]);
+    let in_time = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            endpoint.wait(Deadline::NEVER, Through::Device, || {
+                endpoint.is_parking().then(|| {
+                    held_up.store(true, Ordering::SeqCst);
+                    comes_true(|| goes_on.load(Ordering::SeqCst))
+                })
+            })
+        });
+        assert!(comes_true(|| held_up.load(Ordering::SeqCst)));
+        let running = receive(&groups[1], 9, &mut came);
+        running.on_complete(Box::new(move |_| comes.store(true, Ordering::SeqCst)));
+        // By then the library has looked at it; if not, the test finds less.
+        std::thread::sleep(Duration::from_millis(20));
+        done(&send(&groups[0], 9, &[1; 8]));
+        let end = Deadline::after(LOST / 2);
+        while !has_come.load(Ordering::SeqCst) && !end.expired() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let in_time = has_come.load(Ordering::SeqCst);
+        goes_on.store(true, Ordering::SeqCst);
+        done(&running);
+        in_time
+    });
+    assert!(in_time, "nobody looked at it");
 }
 
 /// Threads that give up at the moment at which others have their messages.
