@@ -874,6 +874,20 @@ unisono_status_t unisono_allreduce(const struct unisono_context_t *ctx,
                                    const struct unisono_call_t *call,
                                    struct unisono_work_t **work);
 
+/// Combines what this rank has at several addresses, in their order, without the other ranks.
+///
+/// `sendbufs` names `sendbuf_count` buffers of `count` elements, at least one; the list is read during the
+/// call only. `recvbuf` holds `count`, and is any of the buffers, or apart from them. All are in host memory.
+/// The bits are those of an allreduce among as many ranks with these buffers. Of `call`, what
+/// UNISONO_PREMULSUM and UNISONO_CUSTOM ask for is read, and nothing else.
+unisono_status_t unisono_reduce_local(const void *const *sendbufs,
+                                      uint64_t sendbuf_count,
+                                      void *recvbuf,
+                                      uint64_t count,
+                                      unisono_dtype_t dtype,
+                                      unisono_op_t op,
+                                      const struct unisono_call_t *call);
+
 /// Combines `count` elements of every rank and gives the result to `root`.
 ///
 /// `sendbuf` holds `count` elements. `recvbuf` holds as many on the root and is ignored elsewhere. In place:

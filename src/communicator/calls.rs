@@ -9,7 +9,7 @@ use super::device::{OnDevices, check_stages};
 use super::finishing::Copied;
 use super::staged::StagedCall;
 use super::survey::Spans;
-use super::wide::Wide;
+use super::wide::{self, Ends};
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::checked::Checked;
@@ -24,7 +24,7 @@ use crate::engine::operation::Operation;
 use crate::engine::point::{Message, Point};
 use crate::engine::wire::Class;
 use crate::error::{Result, fail};
-use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::Signature;
 
 impl Context {
@@ -324,11 +324,12 @@ impl Context {
     ) -> Result<Make> {
         let class = class_of(call);
         let bytes = checked.output_len() * checked.dtype.size();
-        if let Some(wide) = widen(checked, operator, buffers, group.size())? {
+        if let Some(ends) = widen(checked, operator, buffers, group.size())? {
+            let wide = ends.around(checked, |bytes| group.lend(bytes))?;
             let mut rest = wide.rest(checked);
             if let Some((direct, job, path)) = exchange_directly(group, &rest, by_messages, call, class)? {
                 return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
-                    // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
+                    // SAFETY: the caller's promise; the workspace lives beside the run, as long as it does.
                     unsafe { Box::new(wide.around(DirectRun::new(group, turn, direct, job, path))) }
                 })));
             }
@@ -425,20 +426,19 @@ pub(super) fn widen(
     operator: Operator,
     buffers: &[*mut u8],
     size: u32,
-) -> Result<Option<Wide>> {
+) -> Result<Option<Ends>> {
     let bytes = checked.output_len() * checked.dtype.size();
-    let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
-    let element = |address: *const u8| Operand { address, representation: Representation::Element, scale };
     match checked.operator {
         Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
-            let operands = vec![element(checked.input)];
-            Wide::new(checked, operator, operands, vec![checked.output], size).map(Some)
+            let operands = wide::operands(operator, &[checked.input]);
+            Ends::new(checked.dtype, operator, operands, vec![checked.output], size).map(Some)
         }
         Some(operator) if buffers.len() > 1 => {
-            let operands: Vec<Operand> = buffers.iter().map(|buffer| element(buffer.cast_const())).collect();
+            let inputs: Vec<*const u8> = buffers.iter().map(|buffer| buffer.cast_const()).collect();
+            let operands = wide::operands(operator, &inputs);
             let outputs = if bytes > 0 { buffers.to_vec() } else { Vec::new() };
             let contributions = size.saturating_mul(buffers.len() as u32);
-            Wide::new(checked, operator, operands, outputs, contributions).map(Some)
+            Ends::new(checked.dtype, operator, operands, outputs, contributions).map(Some)
         }
         _ => Ok(None),
     }

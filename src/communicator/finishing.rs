@@ -25,7 +25,7 @@ pub(super) fn finishing<O: Operation, F: FnMut() -> bool + Send>(
 const PART_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
 
 /// Parts have a multiple of so many positions: no function of the caller's sees where they are cut.
-const GRAIN: usize = 4096;
+pub(super) const GRAIN: usize = 4096;
 
 /// Positions of a part of which so many bytes are read and written for each.
 pub(super) fn part_of(bytes: usize) -> usize {

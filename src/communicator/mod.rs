@@ -34,6 +34,7 @@ pub use context::{Child, Context};
 pub use device::{Added, Launches, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared, ignores};
 pub use recall::Recall;
+pub use wide::reduce_local;
 pub use window::Window;
 pub use work::Work;
 
