@@ -538,7 +538,9 @@ typedef struct unisono_algorithm_options_t {
     /// GPUs). Allreduce, reduce and broadcast: each of `count` elements; they are combined here first, and
     /// each receives the result. Any two are apart or the same: others are UNISONO_INVALID_ARGUMENT. Others:
     /// the first is sent and the second received, with the sizes of the function of that name; what that
-    /// ignores may be NULL here, too. Barrier: none.
+    /// ignores may be NULL here, too. Scatter also takes, in host memory, the block of each rank, `count`
+    /// elements anywhere, and behind those what receives, which is apart from the blocks, or the root's own.
+    /// So the root may have it with ranks that scatter in another way. Barrier: none.
     void *const *pointers;
     /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks
     /// together, every rank has the same number: others are UNISONO_MISMATCH. So are, where floats shorter

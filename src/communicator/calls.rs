@@ -6,14 +6,14 @@ use super::alone::alone;
 use super::batch::Pending;
 use super::context::{Context, Membership};
 use super::device::{OnDevices, check_stages};
-use super::finishing::Copied;
+use super::finishing::{Copied, Joined};
 use super::staged::StagedCall;
 use super::survey::Spans;
 use super::wide::{self, Ends};
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::checked::Checked;
-use crate::collective::request::Request;
+use crate::collective::request::{Kind, Request};
 use crate::cuda::exchange::Stages;
 use crate::deadline::Deadline;
 use crate::engine::device::Way;
@@ -222,12 +222,25 @@ impl Context {
 
     /// The name of the algorithm that `request` would run; checks the request.
     pub(super) fn algorithm(&self, request: &Request, call: &Call) -> Result<&'static str> {
-        let mut checked = Checked::new(request, self.rank(), self.size())?;
+        self.algorithm_of(Checked::new(request, self.rank(), self.size())?, call)
+    }
+
+    /// The same, of a scatter of this rank's `blocks`.
+    pub(super) fn algorithm_of_blocks(
+        &self,
+        request: &Request,
+        call: &Call,
+        blocks: &[*mut u8],
+    ) -> Result<&'static str> {
+        self.algorithm_of(Checked::of_blocks(request, blocks, self.rank(), self.size())?, call)
+    }
+
+    fn algorithm_of(&self, mut checked: Checked, call: &Call) -> Result<&'static str> {
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, 1)?;
         }
         if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
-            check_stages(stages, request.kind, call)?;
+            check_stages(stages, checked.signature.kind, call)?;
             return Ok(stages.name());
         }
         let (_, algorithm) = self.plans().plan(&mut checked, call, self.seat())?;
@@ -278,6 +291,10 @@ impl Context {
             let make = Make::Point(message, self.cuda().piece_bytes());
             return Ok(Next::Step(Step { group, calling: calling_message(call, signature), make }));
         }
+        if is_of_blocks(request.kind, buffers) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.step_of_blocks(request, call, buffers) };
+        }
         let mut checked = Checked::new(request, self.rank(), self.size())?;
         if !plain && let Some(staging) = self.or_fail(self.survey_collective(&checked, call))? {
             if buffers.len() > 1 {
@@ -306,6 +323,72 @@ impl Context {
             signature = signature.over_several();
         }
         Ok(Next::Step(Step { group, calling: calling_collective(call, signature), make }))
+    }
+
+    /// [`Context::step`] for a scatter of this rank's `blocks`, which are in host memory.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    unsafe fn step_of_blocks<'a>(
+        &'a self,
+        request: &Request,
+        call: &Call,
+        blocks: &[*mut u8],
+    ) -> Result<Next<'a>> {
+        let Membership::Group(group) = self.membership() else {
+            fail!(Internal, "a group of one has one block, and takes it for its input");
+        };
+        let mut checked = Checked::of_blocks(request, blocks, self.rank(), self.size())?;
+        let by_messages = lists_by_messages(group);
+        // SAFETY: the caller's promise.
+        let make = unsafe { self.make_of_blocks(group, &mut checked, by_messages, call, blocks) };
+        let make = self.or_fail(make)?;
+        let signature = call.compared(checked.signature);
+        Ok(Next::Step(Step { group, calling: calling_collective(call, signature), make }))
+    }
+
+    /// How that is run. What reads several blocks in one, or as the others find them in this rank's memory,
+    /// has them one behind the other in a workspace.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    unsafe fn make_of_blocks(
+        &self,
+        group: &Group,
+        checked: &mut Checked,
+        by_messages: bool,
+        call: &Call,
+        blocks: &[*mut u8],
+    ) -> Result<Make> {
+        let (elements, output) = (checked.output_len() as u64, checked.output);
+        let bytes = checked.output_len() * checked.dtype.size();
+        if let Some((direct, job, path)) =
+            exchange_directly(group, checked, by_messages, call, class_of(call))?
+        {
+            let joined = Joined::new(group, blocks, bytes)?;
+            let job = Job { input: joined.address(), ..job };
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise; the workspace lives beside the run, as long as it does.
+                unsafe { Box::new(joined.before(DirectRun::new(group, turn, direct, job, path))) }
+            })));
+        }
+        let (plan, _) = self.plans().plan(checked, call, self.seat())?;
+        if plan.reads_blocks(elements) {
+            let blocks: Box<[*mut u8]> = blocks.into();
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let run = Run::new(group, turn, plan, std::ptr::null(), output);
+                    Box::new(run.of_blocks(blocks, elements))
+                }
+            })));
+        }
+        let joined = Joined::new(group, blocks, bytes)?;
+        let input = joined.address().cast_const();
+        Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+            // SAFETY: the caller's promise; the workspace lives beside the run, as long as it does.
+            unsafe { Box::new(joined.before(Run::new(group, turn, plan, input, output))) }
+        })))
     }
 
     /// How a collective on host memory is run; notes in its signature the algorithm that the caller named.
@@ -417,6 +500,11 @@ pub(super) fn calling_collective(call: &Call, signature: Signature) -> Calling {
 pub(super) fn calling_message(call: &Call, signature: Signature) -> Calling {
     let (tag, timeout) = (call.tag.unwrap_or(0), call.timeout);
     Calling { class: Class::PointToPoint, tag, signature, timeout }
+}
+
+/// Whether these are the ranks' blocks of a scatter, on its root.
+pub(super) fn is_of_blocks(kind: Kind, buffers: &[*mut u8]) -> bool {
+    kind == Kind::Scatter && !buffers.is_empty()
 }
 
 /// What comes before and after the ordinary reduction of several buffers, or of scaled ones. Of an average,
