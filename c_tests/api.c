@@ -207,6 +207,41 @@ static void a_group_of_one(unisono_context_t *ctx) {
     CHECK(unisono_context_status(ctx) == UNISONO_OK && unisono_context_error(ctx)[0] == '\0');
 }
 
+static void last_of_two(void *accumulator, const void *operand, uint64_t count, int32_t dtype, void *user) {
+    CHECK(dtype == UNISONO_FLOAT32 && user == NULL);
+    memcpy(accumulator, operand, count * sizeof(float));
+}
+
+static void local_reductions(void) {
+    float a[3] = {1, 2, 3}, b[3] = {10, 20, 30}, c[3] = {100, 200, 300}, out[3];
+    const void *all[3] = {a, b, c};
+    CHECK_OK(unisono_reduce_local(all, 3, out, 3, UNISONO_FLOAT32, UNISONO_SUM, NULL));
+    CHECK(out[0] == 111 && out[2] == 333 && a[0] == 1 && b[0] == 10 && c[0] == 100);
+    CHECK_OK(unisono_reduce_local(all, 3, out, 3, UNISONO_FLOAT32, UNISONO_AVG, NULL));
+    CHECK(out[0] == 37 && out[2] == 111);
+    CHECK_OK(unisono_reduce_local(all, 1, out, 3, UNISONO_FLOAT32, UNISONO_MAX, NULL));
+    CHECK(memcmp(out, a, sizeof a) == 0);
+    unisono_call_t call = UNISONO_CALL_INIT;
+    call.scale = 0.5;
+    CHECK_OK(unisono_reduce_local(all, 2, out, 3, UNISONO_FLOAT32, UNISONO_PREMULSUM, &call));
+    CHECK(out[0] == 5.5f && out[2] == 16.5f);
+    call.function = last_of_two;
+    CHECK_OK(unisono_reduce_local(all, 3, out, 3, UNISONO_FLOAT32, UNISONO_CUSTOM, &call));
+    CHECK(memcmp(out, c, sizeof c) == 0);
+    CHECK_OK(unisono_reduce_local(all, 3, b, 3, UNISONO_FLOAT32, UNISONO_SUM, NULL));
+    CHECK(b[0] == 111 && b[2] == 333 && a[0] == 1 && c[0] == 100);
+    const void *nothing[1] = {NULL};
+    CHECK_OK(unisono_reduce_local(nothing, 1, NULL, 0, UNISONO_FLOAT32, UNISONO_SUM, NULL));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "sendbufs[0] is NULL",
+                unisono_reduce_local(nothing, 1, out, 3, UNISONO_FLOAT32, UNISONO_SUM, NULL));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "0 inputs",
+                unisono_reduce_local(all, 0, out, 3, UNISONO_FLOAT32, UNISONO_SUM, NULL));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "sendbufs[2] and recvbuf overlap",
+                unisono_reduce_local(all, 3, c + 1, 2, UNISONO_FLOAT32, UNISONO_SUM, NULL));
+    CHECK_STATUS(UNISONO_INVALID_ARGUMENT,
+                 unisono_reduce_local(all, 3, out, 3, UNISONO_FLOAT32, UNISONO_BIT_OR, NULL));
+}
+
 static void algorithms(unisono_context_t *ctx) {
     unisono_algorithm_t *algorithm = NULL;
     void *pointers[1] = {x};
@@ -464,6 +499,7 @@ int main(void) {
     later_versions(ctx);
     calls(ctx);
     a_group_of_one(ctx);
+    local_reductions();
     algorithms(ctx);
     buffers(ctx);
     unisono_context_destroy(ctx);

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,6 +67,27 @@
 
 using GlooContext = std::shared_ptr<gloo::rendezvous::Context>;
 using Body = std::function<void(const GlooContext &)>;
+
+/* Floats that take memory which malloc asks the system for each time, and returns. */
+constexpr std::size_t kMapped = 36u << 18;
+
+/* `run` works in memory that the process has had before, from its second time on: the thread finds no such number of new
+   pages. Call it where the thread does itself what is to be done. */
+template <class Run> void check_pages_are_kept(const Run &run) {
+    run();
+    const auto faults = [] {
+        rusage usage{};
+        getrusage(RUSAGE_THREAD, &usage);
+        return usage.ru_minflt;
+    };
+    const long before = faults();
+    constexpr int kRuns = 4;
+    for (int i = 0; i < kRuns; i++) {
+        run();
+    }
+    const long of_a_run = (faults() - before) / kRuns;
+    CHECK(of_a_run < static_cast<long>(kMapped * sizeof(float)) / sysconf(_SC_PAGESIZE) / 2);
+}
 
 inline double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

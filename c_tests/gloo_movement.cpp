@@ -152,6 +152,55 @@ template <class T> void scatter_forms(const GlooContext &context, const std::vec
     }
 }
 
+/* The root's inputs are read where they are. */
+void scatter_of_separate_inputs() {
+    on_each_size([](const GlooContext &context) {
+        const auto size = static_cast<std::size_t>(context->size);
+        for (const std::size_t count : {std::size_t{7}, std::size_t{kLong}}) {
+            for (int root = 0; root < context->size; root++) {
+                std::vector<std::vector<uint32_t>> in;
+                for (int to = 0; to < context->size; to++) {
+                    in.push_back(marks<uint32_t>(root, to, count));
+                }
+                const auto given = in;
+                auto pointers = addresses(in);
+                const bool isRoot = context->rank == root;
+                // The first and the last rank get one input, which is no output then.
+                pointers.front() = pointers.back();
+                const auto from = context->rank == 0 ? size - 1 : static_cast<std::size_t>(context->rank);
+                std::vector<uint32_t> out(count);
+                for (const bool inPlace : {false, true}) {
+                    const bool ontoOwn = inPlace && isRoot && root > 0 && root + 1 < context->size;
+                    uint32_t *const place = ontoOwn ? pointers[static_cast<std::size_t>(root)] : out.data();
+                    gloo::ScatterOptions options(context);
+                    options.setRoot(root);
+                    if (isRoot) {
+                        options.setInputs(pointers, count);
+                    }
+                    options.setOutput(place, count);
+                    gloo::scatter(options);
+                    CHECK(in == given);
+                    CHECK(std::equal(given[from].begin(), given[from].end(), place));
+                    std::fill(out.begin(), out.end(), 0);
+                }
+            }
+        }
+    });
+    as_threads(2, [](const GlooContext &context) {
+        std::vector<float> own(kMapped, 1), other(kMapped, 2), out(kMapped);
+        check_pages_are_kept([&] {
+            gloo::ScatterOptions options(context);
+            options.setRoot(0);
+            if (context->rank == 0) {
+                options.setInputs(std::vector<float *>{own.data(), other.data()}, kMapped);
+            }
+            options.setOutput(out.data(), kMapped);
+            gloo::scatter(options);
+        });
+        CHECK(out.back() == static_cast<float>(context->rank + 1));
+    });
+}
+
 template <class T> void alltoall_forms(const GlooContext &context, const std::vector<std::size_t> &counts) {
     for (const std::size_t count : counts) {
         std::vector<T> in, expected;
@@ -372,6 +421,7 @@ void barriers() {
 int main() {
     return run_tests({
         {"broadcast, allgather, gather, scatter and alltoall in all forms", movement_forms},
+        {"scatter of separate inputs", scatter_of_separate_inputs},
         {"allgatherv, gatherv and alltoallv in all forms", uneven_forms},
         {"allgather and allgatherv of inputs that overlap the output", inputs_that_overlap_outputs},
         {"barrier", barriers},

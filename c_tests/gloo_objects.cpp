@@ -416,6 +416,21 @@ void pairwise_exchange() {
     }
 }
 
+/* What several buffers are combined in does not come from the system for each run. */
+void runs_in_memory_that_is_kept() {
+    as_threads(2, [](const GlooContext &context) {
+        std::vector<float> one(kMapped, 1), two(kMapped, 1);
+        const std::vector<float *> pointers{one.data(), two.data()};
+        const int count = static_cast<int>(kMapped);
+        gloo::AllreduceRingChunked<float> ring(context, pointers, count);
+        check_pages_are_kept([&] { ring.run(); });
+        gloo::AllreduceLocal<float> alone(context, pointers, count);
+        check_pages_are_kept([&] { alone.run(); });
+        gloo::ReduceScatterHalvingDoubling<float> halving(context, pointers, count, {count / 2, count / 2});
+        check_pages_are_kept([&] { halving.run(); });
+    });
+}
+
 } // namespace
 
 int main() {
@@ -426,6 +441,7 @@ int main() {
         {"AllreduceBcube", allreduces<gloo::AllreduceBcube>},
         {"AllreduceLocal", local},
         {"different numbers of buffers", different_numbers_of_buffers},
+        {"several buffers in memory that is kept", runs_in_memory_that_is_kept},
         {"the same bits in every way", same_bits_in_every_way},
         {"functions of the program's own by the name of gloo's", own_functions_by_the_name_of_gloos},
         {"a function of the program's own over complex numbers", own_function_of_complex_numbers},

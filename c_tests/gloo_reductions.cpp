@@ -92,6 +92,45 @@ void allreduce_in_different_forms() {
     });
 }
 
+/* Inputs stay as they are, also where an output is one of them. */
+void allreduce_onto_an_input() {
+    on_each_size([](const GlooContext &context) {
+        for (const int count : {1, 7, kLong}) {
+            const auto expected = sum_of_marks(everyone(context->size, 3), static_cast<std::size_t>(count));
+            for (std::size_t onto = 0; onto < 3; onto++) {
+                std::vector<std::vector<uint32_t>> in;
+                for (int input = 0; input < 3; input++) {
+                    in.push_back(marks<uint32_t>(context->rank, input, static_cast<std::size_t>(count)));
+                }
+                auto due = in;
+                due[onto] = expected;
+                gloo::AllreduceOptions options(context);
+                options.setInputs(addresses(in), static_cast<std::size_t>(count));
+                options.setOutput(in[onto].data(), in[onto].size());
+                options.setReduceFunction(gloos<uint32_t>(Op::sum));
+                gloo::allreduce(options);
+                CHECK(in == due);
+            }
+        }
+    });
+}
+
+/* What several inputs are combined in does not come from the system for each call. */
+void allreduce_in_memory_that_is_kept() {
+    as_threads(2, [](const GlooContext &context) {
+        std::vector<std::vector<float>> in(3, std::vector<float>(kMapped, 1));
+        std::vector<float> out(kMapped);
+        check_pages_are_kept([&] {
+            gloo::AllreduceOptions options(context);
+            options.setInputs(addresses(in), kMapped);
+            options.setOutput(out.data(), kMapped);
+            options.setReduceFunction(gloos<float>(Op::sum));
+            gloo::allreduce(options);
+        });
+        CHECK(out.front() == 6 && out.back() == 6);
+    });
+}
+
 void reduce_forms() {
     on_each_size([](const GlooContext &context) {
         const auto inputs = everyone(context->size, 1);
@@ -333,6 +372,8 @@ int main() {
     return run_tests({
         {"allreduce in all forms", allreduce_forms},
         {"allreduce in forms that differ among the ranks", allreduce_in_different_forms},
+        {"allreduce onto an input", allreduce_onto_an_input},
+        {"allreduce of several inputs in memory that is kept", allreduce_in_memory_that_is_kept},
         {"reduce in all forms", reduce_forms},
         {"functions of the program's own", own_functions},
         {"a function of the program's own over several inputs", own_function_of_several_inputs},

@@ -538,7 +538,9 @@ typedef struct unisono_algorithm_options_t {
     /// GPUs). Allreduce, reduce and broadcast: each of `count` elements; they are combined here first, and
     /// each receives the result. Any two are apart or the same: others are UNISONO_INVALID_ARGUMENT. Others:
     /// the first is sent and the second received, with the sizes of the function of that name; what that
-    /// ignores may be NULL here, too. Barrier: none.
+    /// ignores may be NULL here, too. Scatter also takes, in host memory, the block of each rank, `count`
+    /// elements anywhere, and behind those what receives, which is apart from the blocks, or the root's own.
+    /// So the root may have it with ranks that scatter in another way. Barrier: none.
     void *const *pointers;
     /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks
     /// together, every rank has the same number: others are UNISONO_MISMATCH. So are, where floats shorter
@@ -873,6 +875,20 @@ unisono_status_t unisono_allreduce(const struct unisono_context_t *ctx,
                                    unisono_op_t op,
                                    const struct unisono_call_t *call,
                                    struct unisono_work_t **work);
+
+/// Combines what this rank has at several addresses, in their order, without the other ranks.
+///
+/// `sendbufs` names `sendbuf_count` buffers of `count` elements, at least one; the list is read during the
+/// call only. `recvbuf` holds `count`, and is any of the buffers, or apart from them. All are in host memory.
+/// The bits are those of an allreduce among as many ranks with these buffers. Of `call`, what
+/// UNISONO_PREMULSUM and UNISONO_CUSTOM ask for is read, and nothing else.
+unisono_status_t unisono_reduce_local(const void *const *sendbufs,
+                                      uint64_t sendbuf_count,
+                                      void *recvbuf,
+                                      uint64_t count,
+                                      unisono_dtype_t dtype,
+                                      unisono_op_t op,
+                                      const struct unisono_call_t *call);
 
 /// Combines `count` elements of every rank and gives the result to `root`.
 ///

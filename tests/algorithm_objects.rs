@@ -380,3 +380,97 @@ fn buffers_that_overlap_in_part_and_a_call_that_names_another_algorithm_are_refu
         }
     });
 }
+
+/// Each rank's block of a scatter, of which any two differ.
+fn block(rank: usize, count: usize) -> Vec<u16> {
+    (0..count).map(|index| (index * 31 + (index >> 9) + rank * 7919) as u16).collect()
+}
+
+/// The options of a scatter from rank 1, over `buffers`.
+fn scattering(buffers: Vec<*mut u8>, count: usize, algorithm: i32, tag: Option<u64>) -> AlgorithmOptions {
+    AlgorithmOptions {
+        kind: Kind::Scatter,
+        algorithm,
+        buffers,
+        streams: Vec::new(),
+        count: count as u64,
+        dtype: DataType::Bf16,
+        operator: Operator::Sum,
+        root: ROOT,
+        root_buffer: 0,
+        call: Call { tag, ..Call::default() },
+    }
+}
+
+#[test]
+fn blocks_of_a_scatter_lie_anywhere() {
+    let algorithms = [0, Algorithm::Linear as i32, Algorithm::Binomial as i32];
+    for transports in TRANSPORTS {
+        ranks(5, transports, |context| {
+            let (rank, size) = (context.rank() as usize, context.size() as usize);
+            for (algorithm, tag) in algorithms.into_iter().flat_map(|a| [(a, None), (a, Some(9))]) {
+                for (count, in_place) in
+                    [0, 1, 5000, 300_001].into_iter().flat_map(|c| [(c, false), (c, true)])
+                {
+                    // In reverse, with gaps; ranks 3 and 4 have one block.
+                    let stride = count + 3;
+                    let mut all = vec![7u16; size * stride];
+                    let at = |to: usize| (size - 1 - to.min(3)) * stride;
+                    for to in 0..size {
+                        all[at(to)..][..count].copy_from_slice(&block(to.min(3), count));
+                    }
+                    let given = all.clone();
+                    let mut out = vec![9u16; count];
+                    let start = all.as_mut_ptr();
+                    let mut buffers: Vec<*mut u8> =
+                        (0..size).map(|to| start.wrapping_add(at(to)).cast()).collect();
+                    buffers.push(if in_place { buffers[rank] } else { out.as_mut_ptr().cast() });
+                    // On others than the root the blocks are not looked at, nor how many there are.
+                    if context.rank() != ROOT {
+                        let output = buffers[size];
+                        let nothing = if rank == 0 { 1 } else { size };
+                        buffers = vec![std::ptr::null_mut(); nothing];
+                        buffers.push(output);
+                    }
+                    let options = scattering(buffers, count, algorithm, tag);
+                    // SAFETY: the buffers outlive the object, whose runs are waited for.
+                    let prepared = unsafe { Prepared::new(context, options) }.expect("an object");
+                    prepared.run().expect("a run");
+                    prepared.start().expect("a start").wait(Deadline::after(PATIENCE)).expect("an end");
+                    let due = block(rank.min(3), count);
+                    let case = format!("{count} by {algorithm}, {tag:?}, {transports}");
+                    let found = if in_place { &all[at(rank)..][..count] } else { &out };
+                    assert!(found == due, "{case}");
+                    assert!(all == given, "{case}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn blocks_of_a_scatter_that_overlap_its_output_are_refused() {
+    ranks(2, TRANSPORTS[0], |context| {
+        if context.rank() != ROOT {
+            return;
+        }
+        let mut memory = [0u16; 64];
+        let start = memory.as_mut_ptr();
+        let at = |index: usize| start.wrapping_add(index).cast::<u8>();
+        for ([first, own, output], named) in [([0, 20, 0], 0), ([0, 20, 9], 0), ([0, 20, 21], 1)] {
+            let options = scattering(vec![at(first), at(own), at(output)], 10, 0, None);
+            // SAFETY: the memory outlives the object.
+            let refused = unsafe { Prepared::new(context, options) }.map(drop).expect_err("they overlap");
+            assert_eq!(refused.status(), Status::InvalidArgument);
+            let words = format!("the block of rank {named} and the output overlap");
+            assert!(refused.text().contains(&words), "{refused}");
+        }
+        for buffers in [1, 4] {
+            let options = scattering(vec![at(0); buffers], 1, 0, None);
+            // SAFETY: as above.
+            let refused =
+                unsafe { Prepared::new(context, options) }.map(drop).expect_err("too few, too many");
+            assert!(refused.text().contains("or a block for each rank"), "{refused}");
+        }
+    });
+}

@@ -136,7 +136,9 @@ pub struct unisono_algorithm_options_t {
     /// GPUs). Allreduce, reduce and broadcast: each of `count` elements; they are combined here first, and
     /// each receives the result. Any two are apart or the same: others are UNISONO_INVALID_ARGUMENT. Others:
     /// the first is sent and the second received, with the sizes of the function of that name; what that
-    /// ignores may be NULL here, too. Barrier: none.
+    /// ignores may be NULL here, too. Scatter also takes, in host memory, the block of each rank, `count`
+    /// elements anywhere, and behind those what receives, which is apart from the blocks, or the root's own.
+    /// So the root may have it with ranks that scatter in another way. Barrier: none.
     pub pointers: *const *mut c_void,
     /// How many buffers. Where UNISONO_AVG combines them, which divides by how many there are on all ranks
     /// together, every rank has the same number: others are UNISONO_MISMATCH. So are, where floats shorter
@@ -214,7 +216,7 @@ pub unsafe extern "C" fn unisono_algorithm_create(
         let (kind, dtype) = (collective(options.collective)?, DataType::from_number(options.dtype)?);
         check_rank(context, options.root_rank, "options->root_rank")?;
         let is_root = context.rank() == options.root_rank;
-        let given = |(index, _): &(usize, _)| !ignores(kind, is_root, *index);
+        let given = |(index, _): &(usize, _)| !ignores(kind, is_root, *index, pointers.len());
         for (index, &pointer) in pointers.iter().enumerate().filter(given) {
             Extent::Whole(options.count).buffer(pointer, dtype, &format!("options->pointers[{index}]"))?;
         }

@@ -3,10 +3,12 @@
 use std::ffi::c_void;
 
 use unisono::collective::request::{Counts, Kind, Request};
+use unisono::communicator::reduce_local;
+use unisono::error::Result;
 use unisono::reduce::{DataType, Operator};
 
 use super::argument::{Extent, list};
-use super::call::unisono_call_t;
+use super::call::{call_options, unisono_call_t};
 use super::context::unisono_context_t;
 use super::datatype::{operator, unisono_dtype_t, unisono_op_t};
 use super::status::{guard, unisono_status_t};
@@ -40,6 +42,40 @@ pub unsafe extern "C" fn unisono_allreduce(
         unsafe {
             launch.run(Request { kind: Kind::Allreduce, input, output, counts, dtype, operator, root: 0 })
         }
+    })
+}
+
+/// Combines what this rank has at several addresses, in their order, without the other ranks.
+///
+/// `sendbufs` names `sendbuf_count` buffers of `count` elements, at least one; the list is read during the
+/// call only. `recvbuf` holds `count`, and is any of the buffers, or apart from them. All are in host memory.
+/// The bits are those of an allreduce among as many ranks with these buffers. Of `call`, what
+/// UNISONO_PREMULSUM and UNISONO_CUSTOM ask for is read, and nothing else.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_reduce_local(
+    sendbufs: *const *const c_void,
+    sendbuf_count: u64,
+    recvbuf: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    op: unisono_op_t,
+    call: *const unisono_call_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let call = unsafe { call_options(call, "call") }?;
+        // SAFETY: the contract of the header: NULL or so many pointers.
+        let inputs = unsafe { list(sendbufs, sendbuf_count, "sendbufs") }?;
+        let dtype = DataType::from_number(dtype)?;
+        let operator = operator(op, dtype, &call)?;
+        let input = |(index, &input): (usize, &*const c_void)| {
+            let input = Extent::Whole(count).buffer(input, dtype, &format!("sendbufs[{index}]"))?;
+            Ok(input.cast_const())
+        };
+        let inputs: Vec<*const u8> = inputs.iter().enumerate().map(input).collect::<Result<_>>()?;
+        let output = Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?;
+        // SAFETY: the buffers hold what the header asks for.
+        unsafe { reduce_local(&inputs, output, count, dtype, operator) }
     })
 }
 

@@ -33,15 +33,49 @@ pub struct Checked {
 impl Checked {
     /// Checks `request` for rank `rank` of `size`. Errors name the argument.
     pub fn new(request: &Request, rank: u32, size: u32) -> Result<Checked> {
+        Checked::with(request, rank, size, |collective| {
+            let lens = [collective.input_len(rank), collective.output_len(rank)];
+            Buffers::new(request, lens, collective.in_place_alias(rank))
+        })
+    }
+
+    /// Checks the scatter `request` on its root, which has the ranks' blocks at `blocks`, one for each of
+    /// `size` ranks: its input stands for none of them, and is NULL in what is checked. In place: the root's
+    /// own block is the output.
+    pub fn of_blocks(request: &Request, blocks: &[*mut u8], rank: u32, size: u32) -> Result<Checked> {
+        let request = Request { input: std::ptr::null(), ..request.clone() };
+        Checked::with(&request, rank, size, |collective| {
+            let (buffers, _) = Buffers::new(&request, [0, collective.output_len(rank)], 0)?;
+            let (output, bytes) = (buffers.output, buffers.output_bytes);
+            for (index, &block) in blocks.iter().enumerate() {
+                let name = || format!("the block of rank {index}");
+                check_end(&name(), block, bytes)?;
+                let overlaps = bytes > 0 && block.addr().abs_diff(output.addr()) < bytes;
+                if overlaps && !(index == rank as usize && block == output) {
+                    fail!(
+                        InvalidArgument,
+                        "{} and the output overlap: they are apart, but for the root's own, which may be the same",
+                        name()
+                    );
+                }
+            }
+            Ok((buffers, None))
+        })
+    }
+
+    fn with(
+        request: &Request,
+        rank: u32,
+        size: u32,
+        buffers: impl FnOnce(&Collective) -> Result<(Buffers, Option<i64>)>,
+    ) -> Result<Checked> {
         let kind = request.kind;
         check_root(request, size)?;
         let (collective, count) = collective(request, rank, size)?;
         if let Counts::Uniform(count) = request.counts {
             check_blocks(request, count, size)?;
         }
-        let lens = [collective.input_len(rank), collective.output_len(rank)];
-        let (Buffers { input, output, .. }, alias) =
-            Buffers::new(request, lens, collective.in_place_alias(rank))?;
+        let (Buffers { input, output, .. }, alias) = buffers(&collective)?;
         if let Collective::Alltoall { send_counts, recv_counts } = &collective
             && alias.is_some()
             && send_counts != recv_counts

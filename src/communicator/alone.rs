@@ -359,7 +359,7 @@ pub(super) unsafe fn alone(checked: &Checked, operator: Operator, buffers: &[*mu
     // SAFETY: the caller's promise; input and output have the same length in a group of one.
     unsafe {
         match widen(checked, operator, buffers, 1)? {
-            Some(wide) => wide.alone(),
+            Some(ends) => ends.combine(checked.output_len()),
             None => {
                 let bytes = checked.output_len() * checked.dtype.size();
                 spread(checked.input, &[checked.output], bytes);

@@ -6,14 +6,14 @@ use super::alone::alone;
 use super::batch::Pending;
 use super::context::{Context, Membership};
 use super::device::{OnDevices, check_stages};
-use super::finishing::Copied;
+use super::finishing::{Copied, Joined};
 use super::staged::StagedCall;
 use super::survey::Spans;
-use super::wide::Wide;
+use super::wide::{self, Ends};
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::checked::Checked;
-use crate::collective::request::Request;
+use crate::collective::request::{Kind, Request};
 use crate::cuda::exchange::Stages;
 use crate::deadline::Deadline;
 use crate::engine::device::Way;
@@ -24,7 +24,7 @@ use crate::engine::operation::Operation;
 use crate::engine::point::{Message, Point};
 use crate::engine::wire::Class;
 use crate::error::{Result, fail};
-use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::Signature;
 
 impl Context {
@@ -237,12 +237,25 @@ impl Context {
 
     /// The name of the algorithm that `request` would run; checks the request.
     pub(super) fn algorithm(&self, request: &Request, call: &Call) -> Result<&'static str> {
-        let mut checked = Checked::new(request, self.rank(), self.size())?;
+        self.algorithm_of(Checked::new(request, self.rank(), self.size())?, call)
+    }
+
+    /// The same, of a scatter of this rank's `blocks`.
+    pub(super) fn algorithm_of_blocks(
+        &self,
+        request: &Request,
+        call: &Call,
+        blocks: &[*mut u8],
+    ) -> Result<&'static str> {
+        self.algorithm_of(Checked::of_blocks(request, blocks, self.rank(), self.size())?, call)
+    }
+
+    fn algorithm_of(&self, mut checked: Checked, call: &Call) -> Result<&'static str> {
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, 1)?;
         }
         if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
-            check_stages(stages, request.kind, call)?;
+            check_stages(stages, checked.signature.kind, call)?;
             return Ok(stages.name());
         }
         let (_, algorithm) = self.plans().plan(&mut checked, call, self.seat())?;
@@ -293,6 +306,10 @@ impl Context {
             let make = Make::Point(message, self.cuda().piece_bytes());
             return Ok(Next::Step(Step { group, calling: calling_message(call, signature), make }));
         }
+        if is_of_blocks(request.kind, buffers) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.step_of_blocks(request, call, buffers) };
+        }
         let mut checked = Checked::new(request, self.rank(), self.size())?;
         if !plain && let Some(staging) = self.or_fail(self.survey_collective(&checked, call))? {
             if buffers.len() > 1 {
@@ -323,6 +340,72 @@ impl Context {
         Ok(Next::Step(Step { group, calling: calling_collective(call, signature), make }))
     }
 
+    /// [`Context::step`] for a scatter of this rank's `blocks`, which are in host memory.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    unsafe fn step_of_blocks<'a>(
+        &'a self,
+        request: &Request,
+        call: &Call,
+        blocks: &[*mut u8],
+    ) -> Result<Next<'a>> {
+        let Membership::Group(group) = self.membership() else {
+            fail!(Internal, "a group of one has one block, and takes it for its input");
+        };
+        let mut checked = Checked::of_blocks(request, blocks, self.rank(), self.size())?;
+        let by_messages = lists_by_messages(group);
+        // SAFETY: the caller's promise.
+        let make = unsafe { self.make_of_blocks(group, &mut checked, by_messages, call, blocks) };
+        let make = self.or_fail(make)?;
+        let signature = call.compared(checked.signature);
+        Ok(Next::Step(Step { group, calling: calling_collective(call, signature), make }))
+    }
+
+    /// How that is run. What reads several blocks in one, or as the others find them in this rank's memory,
+    /// has them one behind the other in a workspace.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    unsafe fn make_of_blocks(
+        &self,
+        group: &Group,
+        checked: &mut Checked,
+        by_messages: bool,
+        call: &Call,
+        blocks: &[*mut u8],
+    ) -> Result<Make> {
+        let (elements, output) = (checked.output_len() as u64, checked.output);
+        let bytes = checked.output_len() * checked.dtype.size();
+        if let Some((direct, job, path)) =
+            exchange_directly(group, checked, by_messages, call, class_of(call))?
+        {
+            let joined = Joined::new(group, blocks, bytes)?;
+            let job = Job { input: joined.address(), ..job };
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise; the workspace lives beside the run, as long as it does.
+                unsafe { Box::new(joined.before(DirectRun::new(group, turn, direct, job, path))) }
+            })));
+        }
+        let (plan, _) = self.plans().plan(checked, call, self.seat())?;
+        if plan.reads_blocks(elements) {
+            let blocks: Box<[*mut u8]> = blocks.into();
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let run = Run::new(group, turn, plan, std::ptr::null(), output);
+                    Box::new(run.of_blocks(blocks, elements))
+                }
+            })));
+        }
+        let joined = Joined::new(group, blocks, bytes)?;
+        let input = joined.address().cast_const();
+        Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+            // SAFETY: the caller's promise; the workspace lives beside the run, as long as it does.
+            unsafe { Box::new(joined.before(Run::new(group, turn, plan, input, output))) }
+        })))
+    }
+
     /// How a collective on host memory is run; notes in its signature the algorithm that the caller named.
     /// `by_messages`: see [`lists_by_messages`].
     ///
@@ -339,11 +422,12 @@ impl Context {
     ) -> Result<Make> {
         let class = class_of(call);
         let bytes = checked.output_len() * checked.dtype.size();
-        if let Some(wide) = widen(checked, operator, buffers, group.size())? {
+        if let Some(ends) = widen(checked, operator, buffers, group.size())? {
+            let wide = ends.around(checked, |bytes| group.lend(bytes))?;
             let mut rest = wide.rest(checked);
             if let Some((direct, job, path)) = exchange_directly(group, &rest, by_messages, call, class)? {
                 return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
-                    // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
+                    // SAFETY: the caller's promise; the workspace lives beside the run, as long as it does.
                     unsafe { Box::new(wide.around(DirectRun::new(group, turn, direct, job, path))) }
                 })));
             }
@@ -433,6 +517,11 @@ pub(super) fn calling_message(call: &Call, signature: Signature) -> Calling {
     Calling { class: Class::PointToPoint, tag, signature, timeout }
 }
 
+/// Whether these are the ranks' blocks of a scatter, on its root.
+pub(super) fn is_of_blocks(kind: Kind, buffers: &[*mut u8]) -> bool {
+    kind == Kind::Scatter && !buffers.is_empty()
+}
+
 /// What comes before and after the ordinary reduction of several buffers, or of scaled ones. Of an average,
 /// all ranks have as many as this one ([`Call::averaged`]).
 pub(super) fn widen(
@@ -440,20 +529,19 @@ pub(super) fn widen(
     operator: Operator,
     buffers: &[*mut u8],
     size: u32,
-) -> Result<Option<Wide>> {
+) -> Result<Option<Ends>> {
     let bytes = checked.output_len() * checked.dtype.size();
-    let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
-    let element = |address: *const u8| Operand { address, representation: Representation::Element, scale };
     match checked.operator {
         Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
-            let operands = vec![element(checked.input)];
-            Wide::new(checked, operator, operands, vec![checked.output], size).map(Some)
+            let operands = wide::operands(operator, &[checked.input]);
+            Ends::new(checked.dtype, operator, operands, vec![checked.output], size).map(Some)
         }
         Some(operator) if buffers.len() > 1 => {
-            let operands: Vec<Operand> = buffers.iter().map(|buffer| element(buffer.cast_const())).collect();
+            let inputs: Vec<*const u8> = buffers.iter().map(|buffer| buffer.cast_const()).collect();
+            let operands = wide::operands(operator, &inputs);
             let outputs = if bytes > 0 { buffers.to_vec() } else { Vec::new() };
             let contributions = size.saturating_mul(buffers.len() as u32);
-            Wide::new(checked, operator, operands, outputs, contributions).map(Some)
+            Ends::new(checked.dtype, operator, operands, outputs, contributions).map(Some)
         }
         _ => Ok(None),
     }

@@ -38,6 +38,7 @@ pub use device::{Added, Launches, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared, ignores};
 pub use recall::Recall;
 pub use turns::begin_in_turns;
+pub use wide::reduce_local;
 pub use window::Window;
 pub use work::Work;
 

@@ -31,8 +31,8 @@ pub struct AlgorithmOptions {
     /// ABI number of the algorithm; 0 is automatic.
     pub algorithm: i32,
     /// This rank's buffers, all in host memory or all in device memory. Allreduce, reduce and broadcast: any
-    /// number, each of `count` elements, in place; any two are apart or the same. The others: input and
-    /// output.
+    /// number, each of `count` elements, in place; any two are apart or the same. Scatter: a block for each
+    /// rank, and the output; or else, as the others, input and output.
     pub buffers: Vec<*mut u8>,
     /// For device memory, a stream for each buffer, or none at all. With streams a run is ordered on them;
     /// without, it comes after what the devices' default streams were given, and its result is there when it
@@ -66,8 +66,8 @@ pub struct Prepared {
 
 /// How a run goes about it.
 enum Body {
-    /// Host memory, with all buffers of an operation that takes several; or one call on device memory without
-    /// streams.
+    /// Host memory, with all buffers of an operation that takes several, or the blocks of a scatter; or one
+    /// call on device memory without streams.
     Call(Vec<*mut u8>),
     /// One call on device memory, or on none, in the order of a stream; and that of the input, if it has
     /// another.
@@ -83,8 +83,9 @@ unsafe impl Sync for Prepared {}
 
 /// Whether a rank ignores this buffer of an object's: off the root what is gathered goes nowhere, and what is
 /// scattered is not its.
-pub fn ignores(kind: Kind, is_root: bool, buffer: usize) -> bool {
-    !is_root && matches!((kind, buffer), (Kind::Gather, 1) | (Kind::Scatter, 0))
+pub fn ignores(kind: Kind, is_root: bool, buffer: usize, buffers: usize) -> bool {
+    let is_output = buffer + 1 == buffers;
+    !is_root && (kind == Kind::Gather && is_output || kind == Kind::Scatter && !is_output)
 }
 
 impl Prepared {
@@ -94,14 +95,21 @@ impl Prepared {
     /// The buffers and the streams stay valid until the object is dropped and its runs have ended.
     pub unsafe fn new(context: &Context, mut options: AlgorithmOptions) -> Result<Prepared> {
         let (kind, is_root) = (options.kind, context.rank() == options.root);
-        for (_, buffer) in
-            options.buffers.iter_mut().enumerate().filter(|(index, _)| ignores(kind, is_root, *index))
+        let buffers = options.buffers.len();
+        for (_, buffer) in options
+            .buffers
+            .iter_mut()
+            .enumerate()
+            .filter(|(index, _)| ignores(kind, is_root, *index, buffers))
         {
             *buffer = std::ptr::null_mut();
         }
-        check(&options, is_root)?;
+        check(&options, is_root, context.size())?;
         let (mut request, mut call) = (request_of(&options, is_root), call_of(&options));
-        let name = context.algorithm(&request, &call)?;
+        let name = match blocks_of(&options, is_root) {
+            [] => context.algorithm(&request, &call)?,
+            blocks => context.algorithm_of_blocks(&request, &call, blocks)?,
+        };
         // SAFETY: the caller's promise.
         let body = unsafe { body_of(context, options, &mut request, &mut call) }?;
         Ok(Prepared { context: context.clone(), request, call, body, name })
@@ -238,20 +246,22 @@ fn takes_many(kind: Kind) -> bool {
 }
 
 /// Refuses what can be seen to be wrong in the options alone.
-fn check(options: &AlgorithmOptions, is_root: bool) -> Result<()> {
+fn check(options: &AlgorithmOptions, is_root: bool, size: u32) -> Result<()> {
     let AlgorithmOptions { kind, buffers, root_buffer, .. } = options;
     let many = takes_many(*kind);
     let expected = if *kind == Kind::Barrier { 0 } else { 2 };
+    let has_blocks = *kind == Kind::Scatter && buffers.len() == size as usize + 1;
     if kind.point_to_point() {
         fail!(InvalidArgument, "an algorithm object is for a collective, not for {}", kind.name());
     }
     if many && buffers.is_empty() {
         fail!(InvalidArgument, "pointer_count is 0, but {} needs at least one buffer", kind.name());
     }
-    if !many && buffers.len() != expected {
+    if !many && !has_blocks && buffers.len() != expected {
+        let or_blocks = if *kind == Kind::Scatter { " (or a block for each rank and that)" } else { "" };
         fail!(
             InvalidArgument,
-            "pointer_count is {}, but {} takes {expected}: what to send, where to receive",
+            "pointer_count is {}, but {} takes {expected}: what to send, where to receive{or_blocks}",
             buffers.len(),
             kind.name()
         );
@@ -264,7 +274,7 @@ fn check(options: &AlgorithmOptions, is_root: bool) -> Result<()> {
         );
     }
     for (index, buffer) in buffers.iter().enumerate() {
-        if buffer.is_null() && options.count > 0 && !ignores(*kind, is_root, index) {
+        if buffer.is_null() && options.count > 0 && !ignores(*kind, is_root, index, buffers.len()) {
             fail!(InvalidArgument, "pointer {index} is NULL, but count is {}", options.count);
         }
     }
@@ -282,6 +292,14 @@ fn check(options: &AlgorithmOptions, is_root: bool) -> Result<()> {
     Ok(())
 }
 
+/// The ranks' blocks of a scatter whose root, this rank, has them at addresses of their own.
+fn blocks_of(options: &AlgorithmOptions, is_root: bool) -> &[*mut u8] {
+    match options.buffers.split_last() {
+        Some((_, blocks)) if options.kind == Kind::Scatter && is_root && blocks.len() > 1 => blocks,
+        _ => &[],
+    }
+}
+
 /// Which buffer the call between the ranks reads.
 fn main_of(options: &AlgorithmOptions, is_root: bool) -> usize {
     if options.kind == Kind::Broadcast && is_root { options.root_buffer } else { 0 }
@@ -291,7 +309,7 @@ fn main_of(options: &AlgorithmOptions, is_root: bool) -> usize {
 fn request_of(options: &AlgorithmOptions, is_root: bool) -> Request {
     let (kind, buffers) = (options.kind, &options.buffers);
     let main = buffers.get(main_of(options, is_root)).copied().unwrap_or(std::ptr::null_mut());
-    let output = match (takes_many(kind), buffers.get(1)) {
+    let output = match (takes_many(kind), buffers.last()) {
         (false, Some(&output)) => output,
         _ => main,
     };
@@ -332,7 +350,14 @@ unsafe fn body_of(
         if let (Some(stages), Membership::Group(_)) = (stages, context.membership()) {
             return Err(not_on_host(stages));
         }
-        return Ok(Body::Call(if many { options.buffers } else { Vec::new() }));
+        let blocks = blocks_of(&options, context.rank() == options.root).to_vec();
+        return Ok(Body::Call(if many { options.buffers } else { blocks }));
+    }
+    if *kind == Kind::Scatter && buffers.len() > 2 {
+        fail!(
+            Unsupported,
+            "the blocks of a scatter at addresses of their own are in host memory, and have no streams: give one input"
+        );
     }
     let devices = cuda.devices()?;
     if many && buffers.len() > 1 && options.count > 0 {

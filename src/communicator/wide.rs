@@ -4,77 +4,163 @@
 
 use std::sync::Arc;
 
-use super::finishing::{finishing, part_of};
-use crate::collective::checked::Checked;
-use crate::engine::executor::{Plan, Run, Workspace};
-use crate::engine::group::{Group, Turn};
+use super::finishing::{GRAIN, finishing, part_of, spread};
+use crate::collective::checked::{self, Checked};
+use crate::engine::executor::{Plan, Run};
+use crate::engine::group::{Group, Lent, Turn};
 use crate::engine::observed::First;
 use crate::engine::operation::Operation;
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 
-/// This rank's part of a reduction, before and after the ordinary one.
-pub struct Wide {
+/// What a reduction begins and ends with on this rank.
+pub struct Ends {
     operands: Vec<Operand>,
-    input_len: usize,
-    input: Workspace,
-    output: Workspace,
-    last: Reducer,
     outputs: Vec<*mut u8>,
-    output_len: usize,
-    /// Positions of the outputs that have been written.
-    finished: usize,
-    accumulator: DataType,
+    reducer: Reducer,
+    dtype: DataType,
     operator: Operator,
 }
 
-// SAFETY: operands and outputs are the caller's, promised to be usable from the library's threads until the
-// operation ends.
-unsafe impl Send for Wide {}
+/// Bytes that a group of one reads and writes at a time, about: they stay in the second-level cache until the
+/// result has gone to all outputs.
+const CACHED_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 256 * 1024 };
 
-impl Wide {
-    /// Of `operands`, this rank's inputs for the call `checked`. They are read when the call has its turn:
-    /// those before it may still write them. `contributions` is how many inputs all ranks have together.
+impl Ends {
+    /// Of `operands`, this rank's inputs. `contributions` is how many inputs all ranks have together.
     pub fn new(
-        checked: &Checked,
+        dtype: DataType,
         operator: Operator,
         operands: Vec<Operand>,
         outputs: Vec<*mut u8>,
         contributions: u32,
-    ) -> Result<Wide> {
-        let last = Reducer::new(checked.dtype, operator, contributions)?;
-        let accumulator = match operator {
-            Operator::Custom(_) => checked.dtype,
-            _ => checked.dtype.accumulator(),
-        };
-        let (input_len, output_len) = (checked.input_len(), checked.output_len());
-        let input = Workspace::new(input_len * accumulator.size())?;
-        let output = Workspace::new(output_len * accumulator.size())?;
-        let finished = 0;
-        Ok(Wide {
-            operands,
-            input_len,
-            input,
-            output,
-            last,
-            outputs,
-            output_len,
-            finished,
-            accumulator,
-            operator,
-        })
+    ) -> Result<Ends> {
+        let reducer = Reducer::new(dtype, operator, contributions)?;
+        Ok(Ends { operands, outputs, reducer, dtype, operator })
     }
 
+    /// A group of one: `count` positions are combined and rounded into the outputs, by this thread.
+    ///
+    /// # Safety
+    /// Operands and outputs have `count` positions. An output is apart from every operand and every other
+    /// output, or the same. Nobody writes the operands or touches the outputs meanwhile.
+    pub unsafe fn combine(&self, count: usize) {
+        let Some((&first, others)) = self.outputs.split_first() else { return };
+        let element = self.reducer.element_size();
+        let buffers = self.operands.len() + self.outputs.len();
+        let part = (CACHED_BYTES / (buffers * element)).next_multiple_of(GRAIN);
+        let mut operands = self.operands.clone();
+        for start in (0..count).step_by(part) {
+            let (count, at) = (part.min(count - start), start * element);
+            let output = first.wrapping_add(at);
+            // SAFETY: the caller's promise, of a part of the positions: this part of every operand is read
+            // before it is written.
+            unsafe {
+                self.reducer.fold(&operands, output, Representation::Element, count);
+                for other in others {
+                    spread(output, &[other.wrapping_add(at)], count * element);
+                }
+            }
+            for operand in &mut operands {
+                operand.address = operand.address.wrapping_add(count * element);
+            }
+        }
+    }
+
+    /// Of the call `checked` of a larger group, which lends a workspace of so many bytes. The operands are
+    /// read when the call has its turn: those before it may still write them.
+    pub fn around(mut self, checked: &Checked, lend: impl FnOnce(usize) -> Result<Lent>) -> Result<Wide> {
+        let accumulator = match self.operator {
+            Operator::Custom(_) => self.dtype,
+            _ => self.dtype.accumulator(),
+        };
+        let (input_len, output_len) = (checked.input_len(), checked.output_len());
+        let workspace = lend(input_len * accumulator.size())?;
+        let is_final = accumulator == self.dtype && !matches!(self.operator, Operator::Average);
+        let (result, alias) = match self.outputs.first() {
+            // What the ordinary reduction stores are elements: the first output has them at once.
+            Some(_) if is_final && output_len > 0 => (self.outputs.remove(0), None),
+            _ if output_len > 0 => {
+                let alias = checked.collective.in_place_alias(checked.rank);
+                let result =
+                    workspace.address().wrapping_offset(alias as isize * accumulator.size() as isize);
+                (result, Some(alias))
+            }
+            _ => (workspace.address(), None),
+        };
+        let finished = 0;
+        Ok(Wide { ends: self, input_len, workspace, result, alias, output_len, finished, accumulator })
+    }
+}
+
+/// This rank's inputs, as `operator` has them combined.
+pub fn operands(operator: Operator, inputs: &[*const u8]) -> Vec<Operand> {
+    let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
+    let element = |&address| Operand { address, representation: Representation::Element, scale };
+    inputs.iter().map(element).collect()
+}
+
+/// Combines `count` elements at each of `inputs`, in the canonical order, into `output`, by this thread and
+/// without other ranks.
+///
+/// # Safety
+/// Inputs and output are NULL where there are no elements, else valid for so many, in host memory. Nobody
+/// writes the inputs or touches the output meanwhile.
+pub unsafe fn reduce_local(
+    inputs: &[*const u8],
+    output: *mut u8,
+    count: u64,
+    dtype: DataType,
+    operator: Operator,
+) -> Result<()> {
+    let Some(contributions) = u32::try_from(inputs.len()).ok().filter(|&inputs| inputs > 0) else {
+        fail!(InvalidArgument, "{} inputs: there is at least one, and at most {}", inputs.len(), u32::MAX);
+    };
+    let bytes = checked::bytes("recvbuf", count, dtype.size() as u64, dtype)?;
+    let overlaps = |input: &*const u8| (1..bytes).contains(&input.addr().abs_diff(output.addr()));
+    if let Some(index) = inputs.iter().position(overlaps) {
+        fail!(
+            InvalidArgument,
+            "sendbufs[{index}] and recvbuf overlap: each has {bytes} bytes. Give buffers that are apart, or the same one"
+        );
+    }
+    let ends = Ends::new(dtype, operator, operands(operator, inputs), vec![output], contributions)?;
+    // SAFETY: the caller's promise; the output is apart from each input, or the same.
+    unsafe { ends.combine(count as usize) };
+    Ok(())
+}
+
+/// This rank's part of a reduction, before and after the ordinary one.
+pub struct Wide {
+    /// What it begins and ends with. Outputs that have the result already are no more among them.
+    ends: Ends,
+    input_len: usize,
+    /// What the ordinary reduction reads.
+    workspace: Lent,
+    /// Where it stores: in place, or in the first output.
+    result: *mut u8,
+    alias: Option<i64>,
+    output_len: usize,
+    /// Positions of the outputs that have been written.
+    finished: usize,
+    accumulator: DataType,
+}
+
+// SAFETY: operands and outputs are the caller's, promised to be usable from the library's threads until the
+// operation ends; the result is one of those, or in the workspace.
+unsafe impl Send for Wide {}
+
+impl Wide {
     /// The ordinary reduction that is left to do.
     pub fn rest(&self, checked: &Checked) -> Checked {
-        let operator = match self.operator {
+        let operator = match self.ends.operator {
             Operator::Average | Operator::PreMulSum(_) => Operator::Sum,
             other => other,
         };
         Checked {
-            input: self.input.address(),
-            output: self.output.address(),
-            alias: None,
+            input: self.workspace.address(),
+            output: self.result,
+            alias: self.alias,
             dtype: self.accumulator,
             operator: Some(operator),
             ..checked.clone()
@@ -87,9 +173,9 @@ impl Wide {
     /// The operands, which hold as many elements as the call reads, and the outputs stay valid until the
     /// operation has ended or is abandoned.
     pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> impl Operation + use<> {
-        // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
+        // SAFETY: the caller's promise; the workspace lives beside the run, as long as it does.
         unsafe {
-            let operation = Run::new(group, turn, plan, self.input.address(), self.output.address());
+            let operation = Run::new(group, turn, plan, self.workspace.address(), self.result);
             self.around(operation)
         }
     }
@@ -105,47 +191,39 @@ impl Wide {
             // SAFETY: the caller's promise; the workspace is the other closure's, which lives beside this one.
             unsafe { combination.go_on() }
         });
-        // SAFETY: the caller's promise; the operation has filled the output workspace.
-        finishing(operation, Some(first), move || unsafe { self.finish_on(self.output.address()) })
+        // SAFETY: the caller's promise; the operation has stored the result.
+        finishing(operation, Some(first), move || unsafe { self.finish_on() })
     }
 
     /// What is to be done first.
     fn combination(&mut self) -> Combination {
-        let operands = std::mem::take(&mut self.operands);
-        Combination { reducer: self.last, operands, to: self.input.address(), len: self.input_len }
+        let operands = std::mem::take(&mut self.ends.operands);
+        let (reducer, to) = (self.ends.reducer, self.workspace.address());
+        Combination { reducer, operands, to, len: self.input_len }
     }
 
-    /// Rounds the next part of the result into the outputs. Whether that was the last.
+    /// Rounds the next part of the result into the outputs that lack it. Whether that was the last.
     ///
     /// # Safety
-    /// The outputs are valid, and `from` (the output workspace, or the input one in a group of one) holds the
-    /// result.
-    unsafe fn finish_on(&mut self, from: *mut u8) -> bool {
-        let (element, accumulator) = (self.last.element_size(), self.last.accumulator_size());
-        let (start, bytes) = (self.finished, accumulator + self.outputs.len() * element);
+    /// The outputs are valid, and the result is there.
+    unsafe fn finish_on(&mut self) -> bool {
+        let Ends { reducer, outputs, .. } = &self.ends;
+        if outputs.is_empty() {
+            return true;
+        }
+        let (element, accumulator) = (reducer.element_size(), reducer.accumulator_size());
+        let (start, bytes) = (self.finished, accumulator + outputs.len() * element);
         let count = part_of(bytes).min(self.output_len - start);
-        let address = from.wrapping_add(start * accumulator).cast_const();
+        let address = self.result.wrapping_add(start * accumulator).cast_const();
         let operand = Operand { address, representation: Representation::Accumulator, scale: 1.0 };
-        for output in &self.outputs {
+        for output in outputs {
             let output = output.wrapping_add(start * element);
-            // SAFETY: the caller's promise; an output holds as many elements as the workspace accumulators.
-            unsafe { self.last.fold(&[operand], output, Representation::Element, count) };
+            // SAFETY: the caller's promise; an output holds as many elements as the result has positions. If
+            // the result is an output, this one is that or apart, and of the same size.
+            unsafe { reducer.fold(&[operand], output, Representation::Element, count) };
         }
         self.finished += count;
         self.finished == self.output_len
-    }
-
-    /// A group of one: the result is this rank's combination.
-    ///
-    /// # Safety
-    /// As [`Wide::run`], until this returns.
-    pub unsafe fn alone(mut self) {
-        let mut combination = self.combination();
-        // SAFETY: the caller's promise; in a group of one input and output have the same length.
-        unsafe {
-            while !combination.go_on() {}
-            while !self.finish_on(self.input.address()) {}
-        }
     }
 }
 
@@ -231,25 +309,114 @@ mod tests {
                     root: 0,
                 };
                 let checked = Checked::new(&request, 0, 2).expect("a sound call");
-                let mut wide =
-                    Wide::new(&checked, operator, operands, pointers, contributions).expect("room");
+                let ends = Ends::new(dtype, operator, operands, pointers, contributions).expect("room");
+                let mut wide = ends.around(&checked, Lent::alone).expect("room");
                 let mut combination = wide.combination();
                 let mut parts = [1; 2];
-                // SAFETY: the buffers and the workspaces have this many positions.
+                // SAFETY: the buffers and the workspace have this many positions.
                 while !unsafe { combination.go_on() } {
                     parts[0] += 1;
                 }
                 // SAFETY: as above; it has been written.
-                let found = unsafe { std::slice::from_raw_parts(wide.input.address(), combined.len()) };
+                let found = unsafe { std::slice::from_raw_parts(wide.workspace.address(), combined.len()) };
                 assert!(found == combined, "{case}");
-                let from = wide.input.address();
+                // What the reduction among the ranks would store: in place, or in the first output.
+                let stored = if wide.alias.is_some() { &combined } else { &rounded };
+                // SAFETY: both have so many bytes, and they are apart.
+                unsafe { wide.result.copy_from_nonoverlapping(stored.as_ptr(), stored.len()) };
                 // SAFETY: as above.
-                while !unsafe { wide.finish_on(from) } {
+                while !unsafe { wide.finish_on() } {
                     parts[1] += 1;
                 }
                 assert!(buffers.iter().all(|buffer| *buffer == rounded), "{case}");
                 assert!(parts.iter().all(|&parts| parts > 5), "{case}: {parts:?}");
             }
         }
+    }
+
+    /// Where the operands of a group of one are, and its outputs: indices of buffers.
+    const PLACES: [(&[usize], &[usize]); 8] = [
+        (&[0], &[0]),
+        (&[0], &[1]),
+        (&[0, 1], &[0, 1]),
+        (&[0, 1, 2], &[3]),
+        (&[0, 1, 2, 3], &[2]),
+        (&[0, 1, 0, 2, 1], &[1, 3, 1, 0]),
+        (&[0, 1, 2, 3, 0, 1, 2, 3, 0], &[0, 1, 2, 3]),
+        (&[0, 1], &[]),
+    ];
+
+    /// Which result is what: through accumulators, which are rounded when all are combined.
+    #[test]
+    fn a_group_of_one_combines_in_place_and_apart_with_the_same_bits() {
+        const POSITIONS: usize = 20_003;
+        let operators = [
+            Operator::Sum,
+            Operator::Product,
+            Operator::Min,
+            Operator::Max,
+            Operator::Average,
+            Operator::PreMulSum(3.0),
+            Operator::BitAnd,
+            Operator::BitOr,
+            Operator::BitXor,
+        ];
+        let cases = DataType::ALL.into_iter().flat_map(|dtype| operators.map(|operator| (dtype, operator)));
+        for (dtype, operator) in cases {
+            for (from, to) in PLACES {
+                let contributions = from.len() as u32;
+                // Bitwise operators are for integers.
+                let Ok(reducer) = Reducer::new(dtype, operator, contributions) else { continue };
+                let case = format!("{operator:?} of {} from {from:?} to {to:?}", dtype.name());
+                // Any bits are elements, NaNs too.
+                let value = |buffer: usize, at: usize| ((at * 131 + buffer * 89) ^ (at >> 7)) as u8;
+                let bytes = POSITIONS * dtype.size();
+                let fill = |buffer| (0..bytes).map(|at| value(buffer, at)).collect::<Vec<u8>>();
+                let mut buffers: Vec<Vec<u8>> = (0..4).map(fill).collect();
+                let mut due = buffers.clone();
+                let inputs: Vec<*const u8> = from.iter().map(|&index| due[index].as_ptr()).collect();
+                let mut combined = vec![0u8; POSITIONS * reducer.accumulator_size()];
+                let mut rounded = vec![0u8; bytes];
+                let all = operands(operator, &inputs);
+                let address = combined.as_mut_ptr();
+                let accumulators = Representation::Accumulator;
+                let one = Operand { address, representation: accumulators, scale: 1.0 };
+                // SAFETY: all have this many positions, and are apart.
+                unsafe {
+                    reducer.fold(&all, address, accumulators, POSITIONS);
+                    reducer.fold(&[one], rounded.as_mut_ptr(), Representation::Element, POSITIONS);
+                }
+                to.iter().for_each(|&index| due[index].clone_from(&rounded));
+                let pointers: Vec<*mut u8> = buffers.iter_mut().map(|buffer| buffer.as_mut_ptr()).collect();
+                let inputs: Vec<*const u8> = from.iter().map(|&index| pointers[index].cast_const()).collect();
+                let outputs = to.iter().map(|&index| pointers[index]).collect();
+                let all = operands(operator, &inputs);
+                let ends = Ends::new(dtype, operator, all, outputs, contributions).expect("a reduction");
+                // SAFETY: all have this many positions; any two are apart or the same.
+                unsafe { ends.combine(POSITIONS) };
+                assert!(buffers == due, "{case}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_overlaps_in_part_is_refused() {
+        let mut memory = [1.0f32, 2.0, 4.0, 8.0, 16.0, 32.0];
+        let start = memory.as_mut_ptr();
+        let at = |index: usize| start.wrapping_add(index).cast::<u8>();
+        let inputs = [at(0).cast_const(), at(2).cast_const()];
+        let reduce = |inputs: &[*const u8], output| {
+            // SAFETY: all is in the array; what is refused touches nothing.
+            unsafe { reduce_local(inputs, at(output), 2, DataType::F32, Operator::Sum) }
+        };
+        for (output, named) in [(1, 0), (3, 1)] {
+            let error = reduce(&inputs, output).expect_err("it overlaps");
+            let text = format!("sendbufs[{named}] and recvbuf overlap: each has 8 bytes");
+            assert!(error.text().starts_with(&text), "{error}");
+        }
+        assert!(reduce(&[], 4).is_err());
+        reduce(&inputs, 4).expect("they are apart");
+        reduce(&inputs, 2).expect("one is the output");
+        assert_eq!(memory, [1.0, 2.0, 5.0, 10.0, 5.0, 10.0]);
     }
 }

@@ -159,6 +159,23 @@ impl Plan {
         Some(plan)
     }
 
+    /// Whether each step that reads the input reads it within one of its blocks of `elements` elements: then
+    /// they may lie anywhere ([`Run::of_blocks`]).
+    pub fn reads_blocks(&self, elements: u64) -> bool {
+        let within = |span: Span| {
+            span.buffer != Buffer::Input
+                || span.len == 0
+                || span.start / elements == (span.end() - 1) / elements
+        };
+        elements > 0
+            && self.schedule.operands.iter().all(|&span| within(span))
+            && self.schedule.steps.iter().all(|step| match step.action {
+                Action::Send { from, .. } | Action::Copy { from, .. } => within(from),
+                Action::ReceiveReduce { local, .. } => within(local),
+                Action::Receive { .. } | Action::Fold { .. } => true,
+            })
+    }
+
     fn size(&self, representation: Representation) -> usize {
         match representation {
             Representation::Element => self.element,
@@ -238,6 +255,8 @@ unsafe impl Send for Progress {}
 pub struct Run {
     plan: Arc<Plan>,
     input: *const u8,
+    /// Where the blocks of the input are that do not adjoin, and the elements of each.
+    blocks: Option<(Box<[*mut u8]>, u64)>,
     output: *mut u8,
     workspace: Option<Workspace>,
     progress: Progress,
@@ -270,6 +289,7 @@ impl Run {
         Run {
             plan,
             input,
+            blocks: None,
             output,
             workspace: None,
             progress,
@@ -281,12 +301,28 @@ impl Run {
         }
     }
 
+    /// The same, of an input that consists of blocks of `elements` elements, each at an address of its own.
+    /// The plan reads them so ([`Plan::reads_blocks`]).
+    ///
+    /// # Safety
+    /// As [`Run::new`], of each block instead of the input.
+    pub unsafe fn of_blocks(mut self, blocks: Box<[*mut u8]>, elements: u64) -> Run {
+        self.blocks = Some((blocks, elements));
+        self
+    }
+
     /// Where a span lies.
     fn address(&self, span: Span) -> *mut u8 {
         let workspace = self.workspace.as_ref().map_or(std::ptr::null_mut(), Workspace::address);
         let offset = span.start as usize * self.plan.size(span.representation());
         let base = match span.buffer {
-            Buffer::Input => self.input.cast_mut(),
+            Buffer::Input => match &self.blocks {
+                Some((blocks, elements)) => {
+                    let (block, start) = (span.start / elements, span.start % elements);
+                    return blocks[block as usize].wrapping_add(start as usize * self.plan.element);
+                }
+                None => self.input.cast_mut(),
+            },
             Buffer::Output => match self.plan.held {
                 Some((held, _)) => workspace.wrapping_add(held),
                 None => self.output,

@@ -20,6 +20,7 @@ pub use inquiry::Inquiry;
 pub(in crate::engine) use inquiry::{CATCHING_UP, INQUIRY_LOOK};
 pub use leaving::Rest;
 pub use refusals::is_everybodys;
+pub use spare::Lent;
 use spare::Spare;
 pub(in crate::engine) use turn::Numbers;
 use turn::{Book, Locked, Orders};
@@ -56,7 +57,7 @@ pub struct Group {
     left: AtomicBool,
     telling: Mutex<Announced>,
     orders: Book,
-    spare: Mutex<Spare>,
+    spare: Arc<Mutex<Spare>>,
     direct: OnceLock<Arc<Direct>>,
     devices: OnceLock<Way>,
     connecting: Mutex<()>,
@@ -94,7 +95,7 @@ impl Group {
             left: AtomicBool::new(false),
             telling: Mutex::default(),
             orders: Book::default(),
-            spare: Mutex::default(),
+            spare: Arc::default(),
             direct: OnceLock::new(),
             devices: OnceLock::new(),
             connecting: Mutex::default(),

@@ -118,22 +118,15 @@ inline void allreduce(const AllreduceOptions &options) {
     unisono_call_t call = options.call(kAllreduceSlotPrefix);
     const detail::Operator operation(options.element, options.reduction);
     if (operation.isNative()) {
+        const void *mine = buffers.front();
         if (buffers.size() > 1) {
-            // What is combined is combined in place, and inputs stay as they are.
-            const std::size_t copied = options.in.empty() ? 0 : inputs.size() - 1;
-            const std::unique_ptr<char[]> copies(new char[copied * out.bytes()]);
-            for (std::size_t i = 0; i < copied; i++) {
-                buffers[i + 1] = copies.get() + i * out.bytes();
-                detail::copy(inputs[i + 1], detail::Span(buffers[i + 1], out.bytes()));
-            }
-            detail::copy(inputs.front(), out);
-            buffers[0] = out.data();
-            detail::LocalReduction(operation, buffers, elements).run();
+            detail::reduceLocally(operation, buffers, out.data(), elements);
+            mine = out.data();
         }
         call.algorithm = options.algorithm == AllreduceOptions::Algorithm::BCUBE ? UNISONO_ALGORITHM_BCUBE
                                                                                  : UNISONO_ALGORITHM_AUTOMATIC;
-        detail::check(unisono_allreduce(context.get(), buffers[0], out.data(), elements, options.element.dtype,
-                                        operation.op, &call, nullptr));
+        detail::check(unisono_allreduce(context.get(), mine, out.data(), elements, options.element.dtype, operation.op,
+                                        &call, nullptr));
     } else {
         detail::OwnReduction own(context.get(), call, operation);
         own.allreduce(own.combine(buffers, out.data(), elements), out.data(), elements);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "gloo/detail/object.h"
 
@@ -26,16 +25,13 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
         GLOO_ENFORCE_LE(std::accumulate(shares_.begin(), shares_.end(), std::size_t{0}), count_,
                         "the counts of all ranks");
         result_.reset(new T[mine() + 1]);
-        if (ptrs.size() > 1 && operator_.isNative()) {
-            local_.emplace(operator_, std::vector<void *>(ptrs.begin(), ptrs.end()), count_);
-        }
     }
 
     void run() override {
         const auto context = context_->native();
         if (operator_.isNative()) {
-            if (local_) {
-                local_->run();
+            if (ptrs_.size() > 1) {
+                detail::reduceLocally(operator_, {ptrs_.begin(), ptrs_.end()}, ptrs_[0], count_);
             }
             detail::check(unisono_reduce_scatterv(context.get(), ptrs_[0], result_.get(), counts_.data(),
                                                   operator_.element.dtype, operator_.op, &call_, nullptr));
@@ -58,8 +54,6 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
     const std::vector<uint64_t> counts_;
     const detail::Operator operator_;
     const unisono_call_t call_;
-    /* Makes one of several buffers. */
-    std::optional<detail::LocalReduction> local_;
     std::unique_ptr<T[]> result_;
 };
 

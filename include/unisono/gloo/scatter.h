@@ -43,29 +43,36 @@ inline void scatter(const ScatterOptions &options) {
     const uint32_t root = options.checkedRoot();
     GLOO_ENFORCE(options.out.isGiven(), "every rank has an output");
     const std::size_t bytes = options.out.bytes();
-    // unisono's inputs lie one after the other.
+    const unisono_call_t call = options.call(kScatterSlotPrefix);
+    const auto context = options.context->native();
     const char *all = nullptr;
-    std::unique_ptr<char[]> joined;
     if (options.isRoot()) {
         GLOO_ENFORCE_EQ(options.in.size(), static_cast<std::size_t>(options.context->size),
                         "the root has an input for each rank");
         all = options.in.front().data();
         bool adjoining = true;
-        for (std::size_t i = 0; i < options.in.size(); i++) {
-            GLOO_ENFORCE_EQ(options.in[i].bytes(), bytes, "bytes of an input and of the output");
-            adjoining = adjoining && options.in[i].data() == all + i * bytes;
+        std::vector<void *> buffers;
+        for (const auto &input : options.in) {
+            GLOO_ENFORCE_EQ(input.bytes(), bytes, "bytes of an input and of the output");
+            adjoining = adjoining && input.data() == all + buffers.size() * bytes;
+            buffers.push_back(input.data());
         }
         if (!adjoining && bytes > 0) {
-            joined.reset(new char[bytes * options.in.size()]);
-            for (std::size_t i = 0; i < options.in.size(); i++) {
-                std::memcpy(joined.get() + i * bytes, options.in[i].data(), bytes);
-            }
-            all = joined.get();
+            buffers.push_back(options.out.data());
+            unisono_algorithm_options_t prepared = UNISONO_ALGORITHM_OPTIONS_INIT;
+            prepared.collective = UNISONO_SCATTER;
+            prepared.pointers = buffers.data();
+            prepared.pointer_count = buffers.size();
+            prepared.count = bytes;
+            prepared.dtype = UNISONO_UINT8;
+            prepared.root_rank = root;
+            prepared.call = &call;
+            detail::check(unisono_algorithm_run(detail::makeAlgorithm(context.get(), prepared).get()));
+            return;
         }
     }
-    const unisono_call_t call = options.call(kScatterSlotPrefix);
-    detail::check(unisono_scatter(options.context->native().get(), all, options.out.data(), bytes, UNISONO_UINT8, root,
-                                  &call, nullptr));
+    detail::check(
+        unisono_scatter(context.get(), all, options.out.data(), bytes, UNISONO_UINT8, root, &call, nullptr));
 }
 
 } // namespace over_unisono

@@ -56,6 +56,14 @@ inline unisono_call_t call(uint64_t tag, std::chrono::milliseconds timeout) {
     return options;
 }
 
+/* A collective over fixed buffers. */
+using AlgorithmHandle = std::unique_ptr<unisono_algorithm_t, Destroy<unisono_algorithm_destroy>>;
+inline AlgorithmHandle makeAlgorithm(const unisono_context_t *context, const unisono_algorithm_options_t &options) {
+    unisono_algorithm_t *made = nullptr;
+    check(unisono_algorithm_create(context, &options, &made));
+    return AlgorithmHandle(made);
+}
+
 /* A group of this rank alone. */
 inline std::shared_ptr<unisono_context_t> alone() {
     unisono_store_t *store = nullptr;

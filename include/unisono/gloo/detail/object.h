@@ -57,11 +57,8 @@ template <class T> Operator operatorFor(const ReductionFunction<T> *function) {
 /* A collective over this rank's buffers, prepared, until it is closed. */
 class Prepared : public Closable {
   public:
-    Prepared(const unisono_context_t *context, const unisono_algorithm_options_t &options) {
-        unisono_algorithm_t *algorithm = nullptr;
-        check(unisono_algorithm_create(context, &options, &algorithm));
-        algorithm_.reset(algorithm, unisono_algorithm_destroy);
-    }
+    Prepared(const unisono_context_t *context, const unisono_algorithm_options_t &options)
+        : algorithm_(makeAlgorithm(context, options)) {}
 
     /* To be held while a run is under way. */
     std::shared_ptr<unisono_algorithm_t> native() {

@@ -37,7 +37,14 @@ struct Operator {
     bool isNative() const { return op != kUnknown; }
 };
 
-/* This rank's buffers alone, combined in place as unisono combines those of ranks; each gets the result. */
+/* This rank's inputs alone, combined at `out` as unisono combines those of ranks; one of them may be there. */
+inline void reduceLocally(const Operator &operation, const std::vector<void *> &inputs, void *out,
+                          std::size_t elements) {
+    check(unisono_reduce_local(inputs.data(), inputs.size(), out, elements, operation.element.dtype, operation.op,
+                               nullptr));
+}
+
+/* The same in place, prepared: each of the buffers gets the result. */
 class LocalReduction {
   public:
     LocalReduction(const Operator &operation, const std::vector<void *> &buffers, std::size_t elements)
@@ -49,16 +56,14 @@ class LocalReduction {
         options.count = elements;
         options.dtype = operation.element.dtype;
         options.op = operation.op;
-        unisono_algorithm_t *made = nullptr;
-        check(unisono_algorithm_create(alone_.get(), &options, &made));
-        algorithm_.reset(made);
+        algorithm_ = makeAlgorithm(alone_.get(), options);
     }
 
     void run() const { check(unisono_algorithm_run(algorithm_.get())); }
 
   private:
     const std::shared_ptr<unisono_context_t> alone_;
-    std::unique_ptr<unisono_algorithm_t, Destroy<unisono_algorithm_destroy>> algorithm_;
+    AlgorithmHandle algorithm_;
 };
 
 /* `blocks` of the same length, one after the other, are combined into the first, in the canonical order: the left
