@@ -2,8 +2,10 @@
 // scatter, long broadcasts between two ranks).
 //
 // Each peer has blocks of its own, so that a pair that is slow holds up no other. Transfers are cut into parts, the same
-// on both sides; a block has one part of all transfers after the other, and no two ranks need have as many blocks for
-// each other. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to
+// on both sides. A block has parts of each transfer, one after the other, before it comes to the next transfer; two ranks
+// may have unlike numbers of blocks for each other. Half of a block sends, the other half receives, each in the order of
+// the call and neither waiting for the other: so whichever part of the first transfer of a pair and direction is not
+// moved yet, both sides are at the one of the lowest number, whatever else their launches have. Where what comes goes to
 // where what is sent lies, as in an all-to-all in place, a receive waits for the send of the same bytes: that is this
 // block's, too. Where the caller allows fewer blocks than there are ranks, a block goes from peer to peer.
 #pragma once
@@ -128,15 +130,16 @@ struct Mover {
     const Move<ROOM> &call;
     LineTable &table;
     Team team;
-    u32 turn, peer, number;
+    // The peer's, and which of the peer's blocks this is.
+    u32 turn, peer, place;
     // Shared by both halves: how many slots each warp has filled.
     volatile u32 *filled;
 
     DEVICE u32 warps() const { return team.threads / 32; }
     DEVICE u32 warp() const { return team.thread / 32; }
     DEVICE u32 lane() const { return team.thread % 32; }
-    // Which queues for tiles are this warp's, with this part.
-    DEVICE u32 tile_queue() const { return number * warps() + warp(); }
+    // Which queues for tiles are this warp's, for a part.
+    DEVICE u32 tile_queue(u32 number) const { return number * warps() + warp(); }
 
     // Counts a slot as filled: its bytes have been read by all threads of this warp.
     DEVICE void fill() const {
@@ -151,11 +154,39 @@ struct Mover {
     DEVICE bool is_agent() const { return team.thread == 0; }
     DEVICE Lines lines_for(u64 bytes) const { return Lines{bytes > call.narrow}; }
 
+    // Calls `handle(number, part)` for this block's parts of a transfer.
+    template <class Handle>
+    DEVICE void for_each_part(u64 bytes, Handle handle) const {
+#pragma unroll 1
+        for (u32 number = place; number < call.parts; number += call.blocks) {
+            const auto part = call.part(bytes, number);
+            if (part.bytes == 0) return;
+            handle(number, part);
+        }
+    }
+
+    // Leaves the queues of one part for those of another.
+    template <class Lines, class Tiles>
+    DEVICE void turn_to(u32 next, u32 &number, Lines &lines, Tiles &tiles) const {
+        if (next == number) return;
+        save(number, lines, tiles);
+        __syncwarp();
+        number = next;
+        tiles = Tiles(call.group, tile_queue(number), peer);
+        if (is_agent()) lines = Lines(call.group, number, peer);
+    }
+    template <class Lines, class Tiles>
+    DEVICE void save(u32 number, const Lines &lines, const Tiles &tiles) const {
+        if (is_agent()) lines.save(call.group, number, peer);
+        if (lane() == 0) tiles.save(call.group, tile_queue(number), peer);
+    }
+
     DEVICE void send() {
         const auto sends = call.sends(turn);
         if (sends.count == 0) return;
+        u32 number = place;
         Outbox<LINES> &lines = table.out;
-        Outbox<MOVES> tiles(call.group, tile_queue(), peer);
+        Outbox<MOVES> tiles(call.group, tile_queue(number), peer);
         bool latched = false;
         if (is_agent()) {
             lines = Outbox<LINES>(call.group, number, peer);
@@ -166,20 +197,18 @@ struct Mover {
 #pragma unroll 1
         for (u32 i = 0; i < sends.count; i++) {
             const Transfer &transfer = sends.first[i];
-            auto part = call.part(transfer.bytes, number);
-            if (part.bytes == 0) continue;
-            const u8 *from = transfer.address + part.begin;
-            // A warp that is to leave still comes to the barriers of the others.
-            if (call.goes_by_lines(transfer.bytes)) {
-                const u32 bytes = static_cast<u32>(part.bytes);
-                if (!send_lines(lines, lines_for(transfer.bytes), from, bytes, well)) return;
-            } else {
-                well = well && send_tiles(tiles, from, part.bytes);
-            }
+            for_each_part(transfer.bytes, [&](u32 next, auto part) {
+                turn_to(next, number, lines, tiles);
+                const u8 *from = transfer.address + part.begin;
+                // A warp that is to leave still comes to the barriers of the others.
+                if (call.goes_by_lines(transfer.bytes)) {
+                    well = send_lines(lines, lines_for(transfer.bytes), from, static_cast<u32>(part.bytes), well);
+                } else {
+                    well = well && send_tiles(tiles, from, part.bytes);
+                }
+            });
         }
-        if (!well) return;
-        if (is_agent()) lines.save(call.group, number, peer);
-        if (lane() == 0) tiles.save(call.group, tile_queue(), peer);
+        if (well) save(number, lines, tiles);
     }
 
     DEVICE bool send_lines(Outbox<LINES> &out, Lines lines, const u8 *from, u32 bytes, bool well) {
@@ -229,8 +258,9 @@ struct Mover {
     DEVICE void receive() {
         const auto receives = call.receives(turn);
         if (receives.count == 0) return;
+        u32 number = place;
         Inbox<LINES> &lines = table.in;
-        Inbox<MOVES> tiles(call.group, tile_queue(), peer);
+        Inbox<MOVES> tiles(call.group, tile_queue(number), peer);
         bool latched = false;
         if (is_agent()) {
             lines = Inbox<LINES>(call.group, number, peer);
@@ -243,19 +273,20 @@ struct Mover {
 #pragma unroll 1
         for (u32 i = 0; i < receives.count; i++) {
             const Transfer &transfer = receives.first[i];
-            auto part = call.part(transfer.bytes, number);
-            if (part.bytes == 0) continue;
-            u8 *to = transfer.address + part.begin;
-            if (call.goes_by_lines(transfer.bytes)) {
-                const u32 bytes = static_cast<u32>(part.bytes);
-                if (!receive_lines(lines, lines_for(transfer.bytes), to, bytes, taken, well)) return;
-            } else {
-                well = well && receive_tiles(tiles, to, part.bytes, taken);
-            }
+            for_each_part(transfer.bytes, [&](u32 next, auto part) {
+                const bool turns = next != number;
+                turn_to(next, number, lines, tiles);
+                if (turns && is_agent()) lines.catch_up();
+                u8 *to = transfer.address + part.begin;
+                if (call.goes_by_lines(transfer.bytes)) {
+                    const u32 bytes = static_cast<u32>(part.bytes);
+                    well = receive_lines(lines, lines_for(transfer.bytes), to, bytes, taken, well);
+                } else {
+                    well = well && receive_tiles(tiles, to, part.bytes, taken);
+                }
+            });
         }
-        if (!well) return;
-        if (is_agent()) lines.save(call.group, number, peer);
-        if (lane() == 0) tiles.save(call.group, tile_queue(), peer);
+        if (well) save(number, lines, tiles);
     }
 
     DEVICE bool receive_lines(Inbox<LINES> &in, Lines lines, u8 *to, u32 bytes, u32 &taken, bool well) {
@@ -294,27 +325,30 @@ struct Mover {
         if (call.group.is_latched()) return;
 #pragma unroll 1
         for (u32 i = 0; i < sends.count; i++) {
-            auto part = call.part(sends.first[i].bytes, number);
-            const u8 *from = sends.first[i].address + part.begin;
-            u8 *to = receives.first[i].address + part.begin;
-            if (((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) != 0) {
-                constexpr u32 MOST = 1u << 30;
+            for_each_part(sends.first[i].bytes, [&](u32, auto part) {
+                copy_part(sends.first[i].address + part.begin, receives.first[i].address + part.begin, part.bytes);
+            });
+        }
+    }
+
+    DEVICE static void copy_part(const u8 *from, u8 *to, u64 bytes) {
+        if (((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) != 0) {
+            constexpr u32 MOST = 1u << 30;
 #pragma unroll 1
-                for (u64 at = 0; at < part.bytes; at += MOST) {
-                    const u32 length = part.bytes - at < MOST ? static_cast<u32>(part.bytes - at) : MOST;
-                    copy_apart(from + at, to + at, length, threadIdx.x, blockDim.x);
-                }
-                continue;
+            for (u64 at = 0; at < bytes; at += MOST) {
+                const u32 length = bytes - at < MOST ? static_cast<u32>(bytes - at) : MOST;
+                copy_apart(from + at, to + at, length, threadIdx.x, blockDim.x);
             }
-            const u64 whole = part.bytes / 16 * 16;
+            return;
+        }
+        const u64 whole = bytes / 16 * 16;
 #pragma unroll 8
-            for (u64 at = threadIdx.x * 16; at < whole; at += blockDim.x * 16) {
-                store_plain(to + at, load_plain<Packet>(from + at));
-            }
+        for (u64 at = threadIdx.x * 16; at < whole; at += blockDim.x * 16) {
+            store_plain(to + at, load_plain<Packet>(from + at));
+        }
 #pragma unroll 1
-            for (u64 at = whole + threadIdx.x; at < part.bytes; at += blockDim.x) {
-                store_plain(to + at, load_plain<u8>(from + at));
-            }
+        for (u64 at = whole + threadIdx.x; at < bytes; at += blockDim.x) {
+            store_plain(to + at, load_plain<u8>(from + at));
         }
     }
 
@@ -326,25 +360,21 @@ struct Mover {
         const Team team{1 + half, threadIdx.x - half * threads, threads};
         // Blocks of one peer follow each other: so they are spread over the device, however many peers there are.
         const u32 first = blockIdx.x / call.blocks, place = blockIdx.x - first * call.blocks;
-        // The two of a pair meet in the same step, and come to a part when they have done those of lower numbers: so
-        // blocks that have several never wait in a circle.
+        // The two of a pair meet in the same step, so blocks that have several steps never wait in a circle.
 #pragma unroll 1
         for (u32 step = first; step < size; step += call.classes) {
+            __syncthreads();
+            if (threadIdx.x < MOVE_WARPS) filled[threadIdx.x] = 0;
+            __syncthreads();
             const u32 peer = step + (step < rank ? size : 0) - rank;
             const u32 turn = peer + (peer <= rank ? size : 0) - rank - 1;
-#pragma unroll 1
-            for (u32 number = place; number < call.parts; number += call.blocks) {
-                __syncthreads();
-                if (threadIdx.x < MOVE_WARPS) filled[threadIdx.x] = 0;
-                __syncthreads();
-                Mover mover{call, tables[half], team, turn, peer, number, filled};
-                if (peer == rank) {
-                    mover.copy();
-                } else if (half == 0) {
-                    mover.send();
-                } else {
-                    mover.receive();
-                }
+            Mover mover{call, tables[half], team, turn, peer, place, filled};
+            if (peer == rank) {
+                mover.copy();
+            } else if (half == 0) {
+                mover.send();
+            } else {
+                mover.receive();
             }
         }
     }

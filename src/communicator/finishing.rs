@@ -110,7 +110,7 @@ impl Joined {
         let Joined { workspace, blocks, each } = self;
         let mut joining = Joining { blocks, each, to: workspace.address(), done: 0 };
         // SAFETY: the caller's promise; the workspace is the other closure's, which lives beside this one.
-        let first: First = Box::new(move || unsafe { joining.go_on() });
+        let first: First = Box::new(move |_| unsafe { joining.go_on() });
         finishing(operation, Some(first), move || {
             // Until here it is read.
             let _ = &workspace;

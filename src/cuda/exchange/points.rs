@@ -126,7 +126,7 @@ pub(super) fn of_job(job: &Job, rank: u32, size: u32, bytes: u64) -> Vec<Point> 
 
 /// The launches that move the points: one, if they have room there. Else the i-th has transfers i·n to
 /// (i+1)·n - 1 of every pair and direction, n by the size of the group alone: it waits for no later one of
-/// another rank, nor for one of a rank that has them all in one.
+/// another rank that has several, nor for what one that has them all in one does behind these transfers.
 pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], blocks: Blocks) -> Result<Vec<Round>> {
     let (rank, size) = (group.rank(), group.size());
     check(rank, size, points)?;
@@ -311,7 +311,7 @@ impl Limits {
             warps: cut.warps,
             size,
             classes: if most == 0 || for_each_peer { size } else { size.min(most) },
-            blocks: if most == 0 { table.blocks * MOVE_WARPS / cut.warps } else { most.min(table.blocks) },
+            blocks: if most == 0 { table.blocks * (MOVE_WARPS / cut.warps) } else { most.min(table.blocks) },
             limited: most != 0,
         }
     }

@@ -154,7 +154,7 @@ impl Table {
     pub(super) fn cut(&self, size: u32, limited: bool) -> Cut {
         let Tuning { parts, move_warps, line_blocks, .. } = *self.tuning(size);
         // No more than there are ever blocks for.
-        let queues = parts.min(self.blocks * MOVE_WARPS / move_warps) * move_warps;
+        let queues = parts.min(self.blocks * (MOVE_WARPS / move_warps)) * move_warps;
         let warps = if limited { MOVE_WARPS.min(queues) } else { move_warps };
         let tile_parts = queues / warps;
         Cut { warps, queues, tile_parts, line_parts: tile_parts.min(line_blocks).min(self.blocks) }

@@ -361,6 +361,13 @@ impl FromStr for Table {
                 set.map_err(wrong)?;
             }
         }
+        // What was written before there was a choice.
+        for (number, tuning) in table.tunings.iter_mut().enumerate() {
+            let has = |name: &str| seen.contains(&format!("{:?} {name}", Some(number)));
+            if has("parts") && !has("move_warps") {
+                tuning.move_warps = MOVE_WARPS;
+            }
+        }
         table.check()?;
         Ok(table)
     }
@@ -419,7 +426,11 @@ mod tests {
         let table: Table = text.parse().unwrap();
         let mut expected = Table::default();
         expected.tunings[1].broadcast.wide = 65536;
-        expected.tunings[1].parts = 8;
+        // Files from before there was a choice have parts alone.
+        (expected.tunings[1].parts, expected.tunings[1].move_warps) = (8, 4);
+        assert_eq!(table, expected);
+        let table: Table = text.replace("parts 8", "parts 8\n move_warps 2").parse().unwrap();
+        expected.tunings[1].move_warps = 2;
         assert_eq!(table, expected);
         assert_eq!(TITLE.parse::<Table>().unwrap(), Table::default());
     }

@@ -30,6 +30,8 @@ pub(super) struct Room {
     pub(super) max_blocks: u32,
     /// The GPUs' multiprocessors.
     pub(super) multiprocessors: u32,
+    /// The most blocks that the table has for a kernel.
+    pub(super) table_blocks: u32,
     /// Whether all ranks are of one process.
     pub(super) one_process: bool,
 }
@@ -40,9 +42,11 @@ impl Room {
         least_limit([self.max_blocks, max_blocks])
     }
 
-    /// The same for kernels that fill a multiprocessor with a block: more blocks would wait for each other.
+    /// The same for kernels that fill a multiprocessor with a block: more blocks would wait for each other. 0
+    /// where the table has none that do not fit.
     pub(super) fn blocks(&self, max_blocks: u32) -> u32 {
         match self.allowed(max_blocks) {
+            0 if self.table_blocks <= self.multiprocessors => 0,
             0 => self.multiprocessors,
             limit => limit.min(self.multiprocessors),
         }

@@ -24,7 +24,7 @@ use super::{Kernels, Loads, Way};
 use crate::cuda::context::{Devices, apart_by};
 use crate::cuda::driver::{Priority, least_limit};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{self, Chosen, Fault};
+use crate::cuda::exchange::{self, Chosen, Fault, Table};
 use crate::cuda::slab::{self, Arena, Opened};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
@@ -430,10 +430,11 @@ impl Drop for Setup {
 }
 
 impl Room {
-    fn of(offers: &[&Offer]) -> Room {
+    fn of(offers: &[&Offer], table: &Table) -> Room {
         Room {
             max_blocks: least_limit(offers.iter().map(|offer| offer.max_blocks)),
             multiprocessors: offers.iter().map(|offer| offer.multiprocessors.max(1)).min().unwrap_or(1),
+            table_blocks: table.blocks,
             one_process: offers.iter().all(|offer| offer.process == offers[0].process),
         }
     }
@@ -567,7 +568,7 @@ impl Own {
         }
         let boards = offers[neighbours].iter().map(|offer| offer.board).collect();
         let before_calls = offers.iter().all(|offer| offer.call.is_none());
-        let room = Room::of(offers);
+        let room = Room::of(offers, &self.chosen.table);
         Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room, whole_lines })
     }
 }

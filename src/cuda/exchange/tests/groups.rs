@@ -36,6 +36,24 @@ fn many_messages_of_a_group_are_beside_each_other() {
     });
 }
 
+/// Nor where a rank has fewer blocks than a message has parts: it moves each message whole before it comes to
+/// the next, each way for itself.
+#[test]
+fn long_messages_of_a_group_meet_those_that_are_launched_alone() {
+    let mut table = table();
+    table.tunings.iter_mut().for_each(|tuning| (tuning.parts, tuning.move_warps) = (4, 4));
+    let [there, back] = [(0, 1, 5000), (1, 0, 5000)];
+    // More than the slots of a part hold.
+    let long = (0, 1, 100_000);
+    for transfers in [[there, back], [back, there], [long, long]] {
+        check_by(&table, 0, 2, |world, dice| {
+            // The first rank sends and receives at once, the second one after the other.
+            let together = |own| if own == 0 { 2 } else { 1 };
+            world.exchange_by(&transfers, 2, together, dice);
+        });
+    }
+}
+
 /// Each peer of a message has a block of its own, however few the caller allows: no rank need come to its
 /// messages in the order of others.
 #[test]
