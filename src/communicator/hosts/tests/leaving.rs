@@ -93,7 +93,7 @@ fn copies_of_the_hosts_that_have_begun_outlast_a_call_that_fails() {
         assert!(doubles[0].copies() > 0, "they are still to run");
         assert_eq!(doubles[0].complaints(), Vec::<String>::new(), "refused {refused} times");
         gate.release();
-        doubles[0].drain();
+        see_out(&doubles[0]);
         sweep(&all);
         assert_eq!(doubles[0].complaints(), Vec::<String>::new(), "refused {refused} times");
         // The test's own.
@@ -135,7 +135,7 @@ fn a_call_that_fails_in_its_course_is_waited_for_once() {
         let (took, gate, late) = seats[0].take().expect("rank 0 has it");
         gate.release();
         late.release();
-        doubles[0].drain();
+        see_out(&doubles[0]);
         assert!(took >= LATE, "{took:?}");
         if took < LATE + GRACE_PERIOD {
             return;
@@ -174,7 +174,7 @@ fn a_call_that_the_driver_keeps_a_rank_from_fails_for_all() {
             }
             rank.devices.clone()
         });
-        doubles.iter().for_each(|double| double.drain());
+        doubles.iter().for_each(|double| see_out(double));
         sweep(&all);
     }
 }
@@ -200,5 +200,5 @@ fn a_capture_that_the_driver_refuses_concerns_no_other() {
         failure
     });
     assert_eq!(failures, vec![None; 4]);
-    doubles.iter().for_each(|double| double.drain());
+    doubles.iter().for_each(|double| see_out(double));
 }

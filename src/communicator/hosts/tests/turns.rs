@@ -61,7 +61,7 @@ fn threads_of_hosts(body: impl Fn(&[Seat; 2]) + Sync) -> Vec<Arc<Double>> {
 /// As [`threads_of_hosts`]; streams come to an end.
 fn threads_of_hosts_that_end(body: impl Fn(&[Seat; 2]) + Sync) {
     for double in threads_of_hosts(body) {
-        double.drain();
+        see_out(&double);
         assert_eq!(double.complaints(), Vec::<String>::new());
     }
 }
