@@ -200,7 +200,7 @@ class Rank {
         fail(1, "%u wrong, of call %u, which is none", wrong->count, wrong->call);
     }
 
-    u32 me(int comm) const { return comm == 0 ? rank : options.ranks - 1 - rank; }
+    u32 me(int comm) const { return numbered(comm, rank, options.ranks); }
 
     Values values(const Call &call) const {
         // What is only moved has any values.

@@ -78,6 +78,9 @@ struct Values {
     }
 };
 
+// What number a rank has in a communicator: the second is numbered backwards.
+constexpr u32 numbered(int comm, u32 rank, u32 size) { return comm == 0 ? rank : size - 1 - rank; }
+
 struct Message {
     u32 source, target;
     u64 count, from, to;
@@ -109,6 +112,19 @@ struct Call {
             case ALLGATHER: case ALLTOALL: return count * size;
             case MESSAGES: return 0;
             default: return count;
+        }
+    }
+    // Whether another rank of `size` waits for what rank `of` the communicator gives.
+    bool waits_for(u32 of, u32 size) const {
+        const bool is_root = of == static_cast<u32>(root);
+        switch (kind) {
+            case MESSAGES:
+                return std::any_of(messages.begin(), messages.end(), [of](const Message &one) {
+                    return one.source == of && one.target != of && one.count > 0;
+                });
+            case BROADCAST: case SCATTER: return is_root && count > 0 && size > 1;
+            case REDUCE: case GATHER: return !is_root && count > 0;
+            default: return count > 0 && size > 1;
         }
     }
     bool combines() const { return kind <= REDUCE_SCATTER; }
@@ -188,6 +204,8 @@ struct Program {
         const Call *first = step.mode <= GROUP ? &step.calls[0] : nullptr;
         if (!first || first->kind == MESSAGES || first->count < 2 || options.ranks == 1) trouble = ABORTS;
         else if (trouble == (first->is_rooted() ? LEAVES_OUT : OTHER_ROOT)) trouble = ABORTS;
+        // Who aborts when all that it gave is done leaves as if it destroyed: only who still waits for it is told.
+        if (trouble == ABORTS && !is_waited_for()) trouble = NONE;
     }
 
     // What rank `mine` calls in a step.
@@ -226,6 +244,16 @@ struct Program {
     }
 
   private:
+    // Whether somebody waits for the victim from that step on. (What is launched again is not looked at.)
+    bool is_waited_for() const {
+        const u32 size = static_cast<u32>(options.ranks), one = static_cast<u32>(victim);
+        return std::any_of(steps.begin() + static_cast<std::ptrdiff_t>(trouble_at), steps.end(), [=](const Step &step) {
+            return std::any_of(step.calls.begin(), step.calls.end(), [=](const Call &call) {
+                return call.waits_for(numbered(call.comm, one, size), size);
+            });
+        });
+    }
+
     // A place for so many elements, some of them at no address that suits packets.
     u64 place(Random &random, u64 bytes, u64 element) {
         const u64 at = (used + GUARD + 15) / 16 * 16 + (random.one_in(3) ? random.below(16) * element % 64 : 0);
