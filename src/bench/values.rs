@@ -45,8 +45,13 @@ fn input(case: &Case, rank: u32, index: u64) -> i64 {
     match case.operator {
         // One rank alone brings a factor, else products would leave the range of the small types.
         Some(Operator::Product) => 1 + i64::from(index % size == place) * (index / size % 3) as i64,
-        // Neighbouring elements, and the same element of neighbouring ranks, differ.
-        _ => (index.wrapping_mul(7).wrapping_add(index / 61).wrapping_add(place * 13 + place / 4) % 4) as i64,
+        // Neighbouring elements, and the same element of neighbouring ranks, differ but for a few. The higher
+        // digits of a rank in base four count by turns, so that no two of 256 ranks have one input, if that has
+        // 16 elements.
+        _ => {
+            let other = [0, place >> 2, place >> 4, place >> 6][(index % 61 / 4 % 4) as usize];
+            (index.wrapping_mul(7).wrapping_add(index / 61).wrapping_add(place + other) % 4) as i64
+        }
     }
 }
 
@@ -189,6 +194,8 @@ pub(super) fn decode(dtype: DataType, element: &[u8]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::super::options::{CallStyle, Choice, Place, Transport};
     use super::*;
 
@@ -280,6 +287,22 @@ mod tests {
                 });
                 assert!(differ.count() > 100, "{operator:?} {count}");
             }
+        }
+    }
+
+    #[test]
+    fn each_rank_has_an_input_of_its_own() {
+        let sum = Case { size: 256, ..case(Kind::Allgather, DataType::F32, Operator::Sum) };
+        let inputs: HashSet<Vec<i64>> =
+            (0..256).map(|rank| (0..16).map(|index| input(&sum, rank, index)).collect()).collect();
+        assert_eq!(inputs.len(), 256);
+        let alike = |rank: u32, other: u32| {
+            (0..1000).filter(|&index| input(&sum, rank, index) == input(&sum, other, index)).count()
+        };
+        for rank in 0..256 {
+            // As a ring of so many, and of eight.
+            assert!(alike(rank, (rank + 1) % 256) < 300, "{rank}");
+            assert!(alike(rank, rank / 8 * 8 + (rank + 1) % 8) < 300, "{rank}");
         }
     }
 

@@ -69,6 +69,11 @@ impl Rank<'_> {
             let bytes = tensors.indices.bytes();
             buffers.fill(stream, tensors.indices.address(), bytes, indices, deadline)?;
             buffers.fill(stream, tensors.values.address(), tensors.values.bytes(), values, deadline)?;
+            // Memory that is allocated again may hold an earlier result.
+            for buffer in [&tensors.all_indices, &tensors.all_values] {
+                let (bytes, rubbish) = (buffer.bytes(), |_, piece: &mut [u8]| piece.fill(0xa5));
+                buffers.fill(stream, buffer.address(), bytes, rubbish, deadline)?;
+            }
         }
         Ok(tensors)
     }
