@@ -3,9 +3,8 @@
 mod child;
 mod successor;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::cuda::Cuda;
@@ -43,7 +42,6 @@ struct Inner {
     sparse_memory: Arc<sparse::Pool>,
     /// Of what hosts do among themselves: their ranks have other numbers there.
     plans_across: Plans,
-    line: Arc<Line>,
     failure: OnceLock<Error>,
     /// See [`Context::limit_blocks`]; 0: unset.
     max_blocks: AtomicU32,
@@ -53,24 +51,6 @@ struct Inner {
     /// Kept alive as long as the context: the embedded server of its store. Nobody needs a directory once the
     /// ranks have met.
     _store: Option<Arc<dyn Store>>,
-}
-
-/// What tells a group's children from those of others. Contexts that take each other's place have one, so
-/// that ranks make the same children though some of them have the one and some the other.
-struct Line {
-    id: u64,
-    /// How often each named child was made: makes the next one different.
-    children: Mutex<HashMap<(String, Vec<u32>), u32>>,
-}
-
-impl Line {
-    fn of(membership: &Membership) -> Arc<Line> {
-        let id = match membership {
-            Membership::Solo => 0,
-            Membership::Group(group) => group.id(),
-        };
-        Arc::new(Line { id, children: Mutex::default() })
-    }
 }
 
 impl Drop for Inner {
@@ -166,17 +146,6 @@ impl Context {
         membership: Membership,
         store: Option<Arc<dyn Store>>,
     ) -> Context {
-        let line = Line::of(&membership);
-        Context::of_line(name, timeout, membership, store, line)
-    }
-
-    fn of_line(
-        name: String,
-        timeout: Duration,
-        membership: Membership,
-        store: Option<Arc<dyn Store>>,
-        line: Arc<Line>,
-    ) -> Context {
         let parting = match &membership {
             Membership::Solo => None,
             Membership::Group(group) => Some(group.endpoint().registration().parting()),
@@ -188,7 +157,6 @@ impl Context {
             plans: Plans::default(),
             sparse_memory: Arc::default(),
             plans_across: Plans::default(),
-            line,
             failure: OnceLock::new(),
             max_blocks: AtomicU32::new(0),
             cuda: Cuda::default(),

@@ -3,6 +3,7 @@
 mod failing;
 mod inquiry;
 mod leaving;
+mod line;
 mod making;
 mod refusals;
 mod sharing;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 pub use inquiry::Inquiry;
 pub(in crate::engine) use inquiry::{CATCHING_UP, INQUIRY_LOOK};
 pub use leaving::Rest;
+use line::Line;
 pub use refusals::is_everybodys;
 pub use spare::Lent;
 use spare::Spare;
@@ -44,6 +46,7 @@ use crate::transport::service::Announced;
 /// endpoint's numbering, which links and messages use.
 pub struct Group {
     id: u64,
+    line: Arc<Line>,
     name: String,
     rank: u32,
     members: Arc<[u32]>,
@@ -78,11 +81,30 @@ impl Group {
         members: Arc<[u32]>,
         timeout: Duration,
     ) -> Arc<Group> {
+        Group::in_line(Line::of(id), endpoint, id, name, rank, members, timeout)
+    }
+
+    /// One of the same members that is to take this one's place, known to the endpoint from here on.
+    pub fn successor(&self, id: u64, name: String, timeout: Duration) -> Arc<Group> {
+        let (endpoint, members) = (self.endpoint.clone(), self.members.clone());
+        Group::in_line(self.line.join(), endpoint, id, name, self.rank, members, timeout)
+    }
+
+    fn in_line(
+        line: Arc<Line>,
+        endpoint: Arc<Endpoint>,
+        id: u64,
+        name: String,
+        rank: u32,
+        members: Arc<[u32]>,
+        timeout: Duration,
+    ) -> Arc<Group> {
         debug_assert_eq!(members[rank as usize], endpoint.rank());
         let hosts: Vec<_> = members.iter().map(|&member| endpoint.host(member)).collect();
         let relay = Arc::new(relay::Seat::new(relay::Crew::all(rank, members.len() as u32)));
         let group = Arc::new(Group {
             id,
+            line,
             name,
             rank,
             ranks_per_node: ranks_per_node(&hosts),
@@ -525,7 +547,7 @@ impl Drop for Group {
             // The members are told of the failure; or else by the endpoint's goodbye, where that goes, too.
             let is_told = has_told || Arc::strong_count(&self.endpoint) == 1;
             let untold = if is_told { Arc::default() } else { self.members.clone() };
-            self.endpoint.messages().forget(self.id, untold, has_told);
+            self.endpoint.messages().forget(self.id, self.line.leave(), untold, has_told);
             self.endpoint.see_out();
             self.endpoint.await_last_words();
         }

@@ -80,7 +80,8 @@ pub enum FrameKind {
     /// The receiver does not take a large message that it was told of; why is in `offset`: what the kernel
     /// said when it read, or 0 when its group is gone; or, with bit 32 set, the sender cannot read it either.
     Decline = 7,
-    /// The sender has let go of the group: nothing more comes for it on this lane.
+    /// The sender has let go of the group, or of all that it had of a line: nothing more comes for it on this
+    /// lane.
     Part = 8,
 }
 

@@ -148,6 +148,7 @@ impl Communicator {
 mod tests {
     use std::ffi::{CStr, c_int};
     use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use unisono::communicator::{Context, Options, Rendezvous};
     use unisono::rendezvous::hash::HashStore;
@@ -303,6 +304,47 @@ mod tests {
             let before = crate::communicator::find(comm).expect("a communicator");
             before.suspend_by(true).expect("all suspend it");
             assert_eq!(crate::end::ncclCommFinalize(comm), SUCCESS, "{}", text(comm));
+        });
+    }
+
+    #[test]
+    fn ranks_split_what_is_revoked_on_one_of_them_in_the_last_moment_of_its_suspension() {
+        static HELD_UP: AtomicBool = AtomicBool::new(false);
+        static REPLACED: AtomicBool = AtomicBool::new(false);
+        fn has_come(what: &AtomicBool) {
+            until(|| what.load(Ordering::Relaxed));
+        }
+        two(|comm| {
+            let communicator = crate::communicator::find(comm).expect("a communicator");
+            let rank = communicator.group().expect("a group").rank();
+            if rank == 0 {
+                has_come(&HELD_UP);
+                communicator.suspend_by(true).expect("the other has come, too");
+                REPLACED.store(true, Ordering::Relaxed);
+                assert_eq!(crate::end::ncclCommRevoke(comm, 0), SUCCESS, "{}", text(comm));
+            } else {
+                let revoked = communicator.clone();
+                let revokes = std::thread::spawn(move || {
+                    until(|| *revoked.phase() == Phase::Suspended);
+                    // As ncclCommRevoke, which is there before the handle stands for another one.
+                    let mut phase = revoked.phase();
+                    HELD_UP.store(true, Ordering::Relaxed);
+                    has_come(&REPLACED);
+                    *phase = Phase::Revoked;
+                    drop(phase);
+                    revoked.stop();
+                });
+                communicator.suspend_by(true).expect_err("it is revoked");
+                revokes.join().expect("no panic");
+            }
+            let mut child = std::ptr::null_mut();
+            // SAFETY: live memory.
+            let split = unsafe {
+                crate::create::ncclCommSplit(comm, 0, rank as c_int, &mut child, std::ptr::null_mut())
+            };
+            assert_eq!(split, SUCCESS, "{}", text(comm));
+            assert_eq!(reduce(child), SUCCESS, "{}", text(child));
+            assert_eq!(crate::end::ncclCommDestroy(child), SUCCESS);
         });
     }
 

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Context, Line, Membership};
+use super::{Context, Membership};
 use crate::communicator::Recall;
 use crate::communicator::limits::Limits;
-use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::error::{Error, Result, fail};
 use crate::rendezvous::secret::SecretKey;
@@ -94,16 +93,17 @@ impl Context {
     /// What tells it from the other children of this group: `name`, the members, and how many there have been
     /// of these.
     pub(super) fn child(&self, making: Making, name: &str, label: String, ranks: Vec<u32>) -> Child {
-        let mut children = lock(&self.0.line.children);
-        let count = children.entry((name.to_string(), ranks.clone())).or_insert(0);
-        *count += 1;
+        let count = match &self.0.membership {
+            Membership::Solo => 1,
+            Membership::Group(group) => group.count_child(name, &ranks),
+        };
         Child {
             parent: self.clone(),
             making,
             name: name.to_string(),
             label,
             ranks,
-            count: *count,
+            count,
             limits: Limits::begin(self.timeout()),
             tied: true,
             succeeds: false,
@@ -173,7 +173,7 @@ impl Child {
     /// [`Child::meet`], unless `recall` calls it off.
     pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
-        let Child { parent, label, tied, succeeds, limits, making, .. } = self;
+        let Child { parent, label, tied, limits, making, .. } = self;
         let timeout = parent.timeout();
         let (Membership::Group(over), Some(group)) = (&parent.0.membership, group) else {
             let child = Context::new(label, timeout, Membership::Solo, None);
@@ -182,8 +182,7 @@ impl Child {
         };
         let _making = over.make(&group, tied);
         let (membership, store) = (Membership::Group(group.clone()), parent.0._store.clone());
-        let line = if succeeds { parent.0.line.clone() } else { Line::of(&membership) };
-        let child = Context::of_line(label, timeout, membership, store, line);
+        let child = Context::new(label, timeout, membership, store);
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
         child.settled(limits, making)
@@ -222,7 +221,7 @@ impl Child {
 
     /// This rank's end of the group, unless it is alone in it.
     fn group(&self) -> Option<Arc<Group>> {
-        let Child { parent, name, label, ranks, count, .. } = self;
+        let Child { parent, name, label, ranks, count, succeeds, .. } = self;
         let Membership::Group(parent) = &parent.0.membership else { return None };
         if ranks.len() == 1 {
             return None;
@@ -230,16 +229,19 @@ impl Child {
         let members: Arc<[u32]> = ranks.iter().map(|&rank| parent.members()[rank as usize]).collect();
         // PROOF: whoever makes a child has checked that this rank is among them.
         let own = ranks.iter().position(|&rank| rank == parent.rank()).unwrap_or(0) as u32;
-        let id = child_id(self.parent.0.line.id, name, &members, *count);
-        Some(Group::new(parent.endpoint().clone(), id, label.clone(), own, members, parent.timeout()))
+        let (id, timeout) = (child_id(parent.line(), name, &members, *count), parent.timeout());
+        if *succeeds {
+            return Some(parent.successor(id, label.clone(), timeout));
+        }
+        Some(Group::new(parent.endpoint().clone(), id, label.clone(), own, members, timeout))
     }
 }
 
 /// The same number on all members, and (with the certainty of a 64-bit digest) on no other group.
-fn child_id(parent: u64, name: &str, members: &[u32], count: u32) -> u64 {
+fn child_id(line: u64, name: &str, members: &[u32], count: u32) -> u64 {
     let members: Vec<u8> = members.iter().flat_map(|member| member.to_le_bytes()).collect();
     let key = SecretKey::from_text("unisono group");
-    let digest = key.tag(&[&parent.to_le_bytes(), name.as_bytes(), &members, &count.to_le_bytes()]);
+    let digest = key.tag(&[&line.to_le_bytes(), name.as_bytes(), &members, &count.to_le_bytes()]);
     u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
 }
 
@@ -438,9 +440,10 @@ mod tests {
             [("pair", |context| context.group("pair", &[0, 1])), ("+", Context::duplicate)];
         for (name, deed) in deeds {
             let [first, second] = pair([PATIENCE; 2]);
+            let Membership::Group(group) = second.membership() else { panic!("two ranks") };
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| deed(&second));
-                while lock(&second.0.line.children).is_empty() {
+                while group.endpoint().recorder().setting_up().is_none() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 // By then it waits for the other; if not, the test finds less.

@@ -89,13 +89,46 @@ mod tests {
         two(|context| {
             let before = context.regroup("all", &[0, 1]).expect("a child");
             let next = successor(&context);
-            let of = if context.rank() == 0 { &next } else { &context };
+            let mut ids = vec![context.id(), before.id(), next.id()];
+            // As who suspends lets go of the one, and who could not of the other.
+            let (of, gone) = if context.rank() == 0 { (next, context) } else { (context, next) };
+            drop(gone);
             let children = ["all", "others", "all"].map(|name| of.regroup(name, &[0, 1]).expect("a child"));
-            let mut ids: Vec<u64> =
-                children.iter().map(Context::id).chain([before.id(), next.id()]).collect();
+            ids.extend(children.iter().map(Context::id));
             ids.sort_unstable();
             ids.dedup();
-            assert_eq!(ids.len(), 5, "none of them is another");
+            assert_eq!(ids.len(), 6, "none of them is another");
+        });
+    }
+
+    /// Rank 0 leaves before rank 1 waits for it, or most likely while it does. What it has last, rank 1 has let
+    /// go of, or has it yet.
+    #[test]
+    fn who_waits_for_a_member_that_has_let_go_of_the_context_and_all_its_successors_is_told() {
+        two(|kept| {
+            for (before, stays) in [(true, 0), (false, 0), (true, 1), (false, 1), (true, 2), (false, 2)] {
+                let mut contexts = vec![kept.duplicate().expect("both come")];
+                for _ in 0..2 {
+                    contexts.push(successor(contexts.last().expect("one")));
+                }
+                let own = contexts.swap_remove(if kept.rank() == 0 { 2 - stays } else { stays });
+                drop(contexts);
+                if kept.rank() == 0 {
+                    let mut own = Some(own);
+                    own.take_if(|_| before);
+                    kept.duplicate().expect("both come");
+                    if !before {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                    drop(own);
+                } else {
+                    kept.duplicate().expect("both come");
+                    let error = own.regroup("all", &[0, 1]).err().expect("rank 0 does not come");
+                    assert_eq!(error.status(), Status::PeerFailed, "{error}");
+                    assert!(error.text().contains("rank 0"), "{error}");
+                    assert_eq!(own.failure(), None, "a goodbye alone fails no group");
+                }
+            }
         });
     }
 

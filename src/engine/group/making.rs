@@ -1,6 +1,6 @@
-//! Children that are being made. Whoever has let go of the parent makes none any more, so what is waited for
-//! from it is waited for in vain; and they fail with their parent, since those who are refused one do not tell
-//! the others.
+//! Children that are being made. Whoever has let go of the parent, and of what takes its place, makes none
+//! any more, so what is waited for from it is waited for in vain; and they fail with their parent, since
+//! those who are refused one do not tell the others.
 
 #![forbid(unsafe_code)]
 
@@ -17,12 +17,22 @@ pub struct Making<'a> {
 }
 
 impl Group {
+    /// The number that tells this group's children from those of others: that of what takes its place, too.
+    pub fn line(&self) -> u64 {
+        self.line.id()
+    }
+
+    /// How many children of this name and these ranks there are of them, with a new one.
+    pub fn count_child(&self, name: &str, ranks: &[u32]) -> u32 {
+        self.line.count(name, ranks)
+    }
+
     /// A child of this group is set up, until the guard is dropped. If it is `tied`, it fails if this group
     /// does meanwhile.
     pub fn make<'a>(&'a self, child: &'a Arc<Group>, tied: bool) -> Making<'a> {
         // In a forked child, where nothing is made, the lock may be held by a thread that does not exist.
         if self.endpoint.check_fork().is_ok() {
-            self.endpoint.messages().begin_child(child.id, self.id);
+            self.endpoint.messages().begin_child(child.id, self.line());
         }
         let making = Making { parent: self, child };
         if !tied {

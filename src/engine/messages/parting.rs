@@ -2,7 +2,8 @@
 //!
 //! A member that lets go of a group tells the others by a [`FrameKind::Part`] on each lane, behind all that it
 //! has sent for it, as its goodbye is behind all that it has sent. Whoever waits for it, or comes to, waits in
-//! vain.
+//! vain. With the last group of a line (engine/group/line.rs) that it has, it tells of the line, which has a
+//! number as groups have.
 
 #![forbid(unsafe_code)]
 
@@ -21,11 +22,11 @@ use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::reduce::DataType;
 use crate::signature::{Kind, Signature};
 
-/// So many groups are remembered that are gone here: those whose last messages may still be under way. And so
-/// many that are not, of which members are gone.
+/// So many groups and lines are remembered that are gone here: those whose last messages may still be under
+/// way. And so many that are not, of which members are gone.
 const REMEMBERED: usize = 4096;
 
-/// Groups that are gone from this rank. Nobody asks for what still comes for them.
+/// Groups and lines that are gone from this rank. Nobody asks for what still comes for them.
 #[derive(Default)]
 pub(super) struct Departed {
     ids: HashSet<u64>,
@@ -57,14 +58,14 @@ impl Departed {
     }
 }
 
-/// Members that have let go of groups which are not gone here.
+/// Members that have let go of groups and lines which are not gone here.
 #[derive(Default)]
 pub(super) struct Parted {
     /// Sorted by group and member: the lanes on which it has said so, a bit for each. There are few, if any.
     members: Vec<(u64, u32, u64)>,
     /// The groups, the oldest first: one may never be made here.
     order: VecDeque<u64>,
-    /// Groups that are being made here, and of which.
+    /// Groups that are being made here, and of which lines.
     children: Vec<(u64, u64)>,
 }
 
@@ -112,16 +113,16 @@ impl Parted {
         })
     }
 
-    /// Whether a member has let go of a group, or makes it no more since it has let go of what that is made of:
-    /// it would have done all that it does there before.
+    /// Whether a member has let go of a group, or makes it no more since it has let go of the line that it is
+    /// made of: it would have done all that it does there before.
     fn lacks(&self, group: u64, peer: u32, lanes: usize) -> bool {
-        let mut parents = self.children.iter().filter(|(child, _)| *child == group);
-        self.contains(group, peer, lanes) || parents.any(|(_, parent)| self.contains(*parent, peer, lanes))
+        let mut lines = self.children.iter().filter(|(child, _)| *child == group);
+        self.contains(group, peer, lanes) || lines.any(|(_, line)| self.contains(*line, peer, lanes))
     }
 
-    /// Whether a group is `parent`, or is being made of that.
-    fn is_of(&self, group: u64, parent: u64) -> bool {
-        group == parent || self.children.contains(&(group, parent))
+    /// Whether a group is this one, or is being made of this line.
+    fn is_of(&self, group: u64, gone: u64) -> bool {
+        group == gone || self.children.contains(&(group, gone))
     }
 
     fn forget(&mut self, group: u64) {
@@ -138,7 +139,7 @@ impl Parted {
     }
 }
 
-/// The word that this rank has let go of `group`.
+/// The word that this rank has let go of a group or a line.
 fn word(group: u64) -> Frame {
     let signature = Signature {
         kind: Kind::Barrier,
@@ -154,14 +155,18 @@ fn word(group: u64) -> Frame {
 }
 
 impl Messages {
-    /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its
-    /// calls, is given up, and what still comes is not kept. Who has announced a message is told that it is
-    /// not taken, unless the group has `failed`: then its members are told of that, which is the better
-    /// cause. Transfers under way stay; their owner ends them. The `members` to be told are told now, or when
-    /// their links open.
-    pub fn forget(&mut self, group: u64, members: Arc<[u32]>, failed: bool) {
-        self.departed.add(group, members.clone());
-        self.parted.forget(group);
+    /// A group is gone from this rank, and its `line` if it was the last of that here: what has come for it
+    /// and was not asked for, and what is known of its calls, is given up, and what still comes is not kept.
+    /// Who has announced a message is told that it is not taken, unless the group has `failed`: then its
+    /// members are told of that, which is the better cause. Transfers under way stay; their owner ends them.
+    /// The `members` to be told are told now, or when their links open.
+    pub fn forget(&mut self, group: u64, line: Option<u64>, members: Arc<[u32]>, failed: bool) {
+        let mut gone = vec![group];
+        gone.extend(line);
+        for &gone in &gone {
+            self.departed.add(gone, members.clone());
+            self.parted.forget(gone);
+        }
         self.misses.store(!self.parted.members.is_empty(), Ordering::Relaxed);
         self.calls.forget(group);
         self.pairs.forget(group);
@@ -183,13 +188,13 @@ impl Messages {
         }
         self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
         for &peer in members.iter() {
-            self.part(peer, &[group]);
+            self.part(peer, &gone);
         }
     }
 
-    /// A group is being made here, of members of `parent`.
-    pub fn begin_child(&mut self, group: u64, parent: u64) {
-        self.parted.children.push((group, parent));
+    /// A group is being made here, of members of a group of `line`.
+    pub fn begin_child(&mut self, group: u64, line: u64) {
+        self.parted.children.push((group, line));
     }
 
     /// It has been made, or has not.
@@ -215,22 +220,22 @@ impl Messages {
         self.part(peer, &groups);
     }
 
-    /// Tells a peer, if it is linked, that this rank has let go of groups.
-    fn part(&mut self, peer: u32, groups: &[u64]) {
+    /// Tells a peer, if it is linked, that this rank has let go of groups and lines.
+    fn part(&mut self, peer: u32, gone: &[u64]) {
         let slot = &mut self.peers[peer as usize];
-        if groups.is_empty() || !matches!(slot.state, PeerState::Open) {
+        if gone.is_empty() || !matches!(slot.state, PeerState::Open) {
             return;
         }
         for lane in &slot.lanes {
             let mut lane = lane.lock();
-            groups.iter().for_each(|&group| lane.push_bare(&word(group)));
+            gone.iter().for_each(|&gone| lane.push_bare(&word(gone)));
         }
         slot.strews = true;
         self.flush(peer);
     }
 
-    /// A peer has let go of a group: nothing more comes for that on this lane. If on none, whoever waits for
-    /// it waits in vain.
+    /// A peer has let go of a group or a line: nothing more comes for that on this lane. If on none, whoever
+    /// waits for it waits in vain.
     pub(super) fn parts(&mut self, peer: u32, lane: usize, group: u64) {
         // What this rank has let go of concerns nobody here.
         if self.departed.contains(group) {
