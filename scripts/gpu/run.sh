@@ -117,6 +117,16 @@ else
     skip apart-local "needs 2 GPUs"
 fi
 
+# More bytes, and more elements, than 32 bits count; what comes is looked at in its beginning, its middle and its end.
+memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | sort -n | head -n 1)
+if [ "$gpus" -gt 1 ] && [ "${memory:-0}" -ge 60000 ]; then
+    long() { echo "$here/unisono-bench" "$@" --device --ranks 2 --calls stream --sizes 4608M -d int8 -n 2 -w 0; }
+    step long 120 $(long allreduce reduce reduce_scatter broadcast allgather alltoall gather scatter sendrecv)
+    step long-apart 120 env UNISONO_P2P=0 $(long allreduce broadcast alltoall sendrecv)
+else
+    skip long "needs 2 GPUs of 60 GB"
+fi
+
 if have g++ && python3 -c 'import cupy' 2>/dev/null; then
     step kernels-check 240 python3 "$here/scripts/gpu/kernels_check.py" --quick
 else
