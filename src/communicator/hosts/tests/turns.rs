@@ -17,10 +17,11 @@ const CHUNKS: u64 = 12;
 /// Words of a chunk of a sum.
 const WORDS: u64 = 3712;
 
-/// A rank, and its second group with all others.
+/// A rank, its second group with all others, and one that knows of no devices.
 struct Seat {
     rank: Rank,
     second: Context,
+    on_host: Context,
 }
 
 impl Seat {
@@ -31,8 +32,9 @@ impl Seat {
         second.cuda().pretend_loads(LOADS);
         second.cuda().pretend_kernels(Arc::new(DoubleKernels(double.clone())));
         agree(&second, *device, devices).expect("an agreement");
+        let on_host = context.duplicate().expect("a third group");
         let (context, double, devices) = (context.clone(), double.clone(), devices.clone());
-        Seat { rank: Rank { context, double, devices, device: *device, stream: *stream }, second }
+        Seat { rank: Rank { context, double, devices, device: *device, stream: *stream }, second, on_host }
     }
 }
 
@@ -136,7 +138,7 @@ fn what_is_on_one_device_keeps_its_order_when_ranks_take_turns() {
     threads_of_hosts_that_end(|seats| {
         for (by_rank, awaited) in [(true, true), (true, false), (false, true)] {
             let (mut list, mut all): (List<'_>, _) = (Vec::new(), Vec::new());
-            for Seat { rank, second } in seats {
+            for Seat { rank, second, .. } in seats {
                 let (memory, sum) = rank.sum(3 * WORDS);
                 let all_to_all = Request {
                     kind: Kind::Alltoall,
@@ -175,6 +177,26 @@ fn what_is_on_one_device_keeps_its_order_when_ranks_take_turns() {
                 );
             }
         }
+    });
+}
+
+/// The kernels of the first rank wait for those of the second, whatever is called between the two.
+#[test]
+fn a_call_on_host_memory_between_those_of_two_ranks_takes_no_turn() {
+    threads_of_hosts_that_end(|seats| {
+        let mut words = [[1u32; 4]; 2];
+        let what =
+            What { kind: Kind::Allreduce, count: 4, dtype: DataType::U32, operator: Operator::Sum, root: 0 };
+        let mut list: List<'_> = Vec::new();
+        for (Seat { rank, on_host, .. }, words) in seats.iter().zip(&mut words) {
+            let at = words.as_mut_ptr().cast::<u8>();
+            list.push((&rank.context, rank.sum(CHUNKS * WORDS).1, rank.call()));
+            list.push((on_host, what.request(at.cast_const(), at), Call::default()));
+        }
+        for work in start(&list, true) {
+            work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert_eq!(words, [[4; 4]; 2]);
     });
 }
 
