@@ -1,11 +1,14 @@
 //! One thread has all ranks of its host: these take turns.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::members::AHEAD;
 use super::*;
 use crate::communicator::{Part, start_parts};
+use crate::cuda::double::Waiting;
 use crate::engine::endpoint::lock;
+use crate::engine::staged::Hoard;
 
 /// For how many things of a stream the driver has room: more than a chunk is, and much less than a call of
 /// [`CHUNKS`].
@@ -198,6 +201,38 @@ fn a_call_on_host_memory_between_those_of_two_ranks_takes_no_turn() {
         }
         assert_eq!(words, [[4; 4]; 2]);
     });
+}
+
+/// Two hosts, in one thread each, call sums of so many chunks, the second when the first has made its call;
+/// from then on the driver waits for devices where it may.
+fn threads_of_hosts_under_lock(chunks: u64, hoards: bool) {
+    let is_called = AtomicBool::new(false);
+    threads_of_hosts_that_end(|seats| {
+        let is_first = seats[0].rank.context.rank() == 0;
+        let hoard = |Seat { rank, .. }: &Seat| hoards.then(|| Hoard::of(&rank.devices, rank.device));
+        let _hoards = seats.each_ref().map(hoard);
+        let mut list: List<'_> = Vec::new();
+        for Seat { rank, .. } in seats {
+            list.push((&rank.context, rank.sum(chunks * WORDS).1, rank.call()));
+        }
+        let begun = Instant::now();
+        while !is_first && !is_called.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        seats[0].rank.double.limit_queues(100_000);
+        seats[0].rank.double.hold_lock(Waiting::All, PATIENCE / 2);
+        let works = start(&list, true);
+        is_called.store(true, Ordering::Release);
+        for work in works {
+            work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+    });
+}
+
+/// There, the driver waits for the first rank's kernel, and that for the second rank's.
+#[test]
+fn no_memory_is_pinned_behind_a_kernel_that_waits_for_another_rank_of_the_thread() {
+    threads_of_hosts_under_lock(1, true);
 }
 
 /// The others' kernels wait for those of the one that has failed.
