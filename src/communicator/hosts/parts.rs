@@ -100,10 +100,16 @@ enum Crossing {
 pub(super) struct Supplies {
     /// What carries them; `None`: side streams do. The same for all parts: whoever moves them knows.
     copier: Option<Arc<dyn Kernels>>,
+    /// Couriers of the next parts: all that the stream can be given before the first of them have left.
+    errands: VecDeque<Errand>,
     /// Pinned memory of those that are under way first. Those behind are moved when these have ended, and
     /// find what they ran in.
     lanes: VecDeque<Provision>,
 }
+
+/// So many parts a stream can be given at most, as the driver has room for some thousand launches: each has
+/// its courier and a kernel of the exchange.
+const AHEAD: u64 = 512;
 
 impl Supplies {
     pub(super) fn new(call: &Composed, course: &Course) -> Result<Supplies> {
@@ -120,11 +126,14 @@ impl Supplies {
             let order = (devices, device);
             lanes.push_back(Provision::take(order, &sides, (&cut, element), if needs { most } else { 0 })?);
         }
+        let parts = if copier.is_some() && !lanes.is_empty() { chunks.min(AHEAD) } else { 0 };
+        let errand = |_| Errand::new(devices, device, Duty::default());
+        let errands = (0..parts).map(errand).collect::<Result<_>>()?;
         if copier.is_none() {
             // Side streams take them when the stream has come.
             lanes.clear();
         }
-        Ok(Supplies { copier, lanes })
+        Ok(Supplies { copier, errands, lanes })
     }
 
     /// What carries the parts, if it is not side streams.
@@ -278,7 +287,8 @@ impl<'a> Parts<'a> {
                 let combiner = plan.as_ref().and_then(RelayPlan::combiner);
                 let max_blocks = least_limit([self.call.max_blocks, self.call.context.max_blocks()]);
                 let duty = Duty { bytes, networked: plan.is_some(), combiner, max_blocks };
-                let courier = errand.insert(Errand::new(devices, device, duty)?);
+                let kept = self.supplies.errands.pop_front().map(|errand| errand.with(duty));
+                let courier = errand.insert(kept.map_or_else(|| Errand::new(devices, device, duty), Ok)?);
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
                 (entry, Crossing::Courier(Launch::new(courier.courier().clone(), kernels)))
             }

@@ -235,6 +235,12 @@ fn no_memory_is_pinned_behind_a_kernel_that_waits_for_another_rank_of_the_thread
     threads_of_hosts_under_lock(1, true);
 }
 
+/// It does so also where it makes room for orders to couriers.
+#[test]
+fn a_long_call_makes_nothing_in_its_course_though_the_other_host_is_late() {
+    threads_of_hosts_under_lock(30, false);
+}
+
 /// The others' kernels wait for those of the one that has failed.
 #[test]
 fn a_rank_whose_call_fails_in_its_turn_keeps_no_other_waiting() {
