@@ -243,7 +243,11 @@ fn begin_by_place(launches: &[Launch], mut note: impl FnMut(Error)) -> Vec<Begun
     let mut begun: Vec<Begun<'_>> = Vec::new();
     let contexts: Vec<Option<&Context>> =
         launches.iter().map(|launch| launch.communicator.group().ok()).collect();
-    let all = begin_in_turns(&contexts, false, &mut |place| launches[place].begin());
+    let device_of = |at: usize| match launches[at].communicator.place {
+        Place::Device(device) => Some(device),
+        Place::Host(_) => None,
+    };
+    let all = begin_in_turns(&contexts, &device_of, false, &mut |place| launches[place].begin());
     for (launch, one) in launches.iter().zip(all) {
         match one {
             Ok(None) => {}

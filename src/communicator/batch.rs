@@ -227,11 +227,12 @@ pub struct Part<'a> {
 pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
     device::connect_for(parts);
     let contexts: Vec<Option<&Context>> = parts.iter().map(|part| Some(part.context)).collect();
+    let device_of = |place: usize| parts[place].context.device_of(parts[place].request, parts[place].call);
     // SAFETY: the caller's promise.
     let mut begin = |place: usize| unsafe { parts[place].begin() };
     let mut works: Vec<Result<Work>> = Vec::with_capacity(parts.len());
     let (mut places, mut pending) = (Vec::new(), Vec::new());
-    for (place, begun) in begin_in_turns(&contexts, true, &mut begin).into_iter().enumerate() {
+    for (place, begun) in begin_in_turns(&contexts, &device_of, true, &mut begin).into_iter().enumerate() {
         works.push(begun.map(|begun| {
             places.extend(begun.is_some().then_some(place));
             pending.extend(begun);

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::across::{Across, Queue};
-use self::parts::{Course, Parts};
+use self::parts::{Course, Parts, Supplies};
 use super::Call;
 use super::ahead;
 use super::context::Context;
@@ -162,7 +162,7 @@ impl Composed {
     /// The call's memory is valid for what it accesses, and its stream lives, until it has ended.
     pub(super) unsafe fn start(&self, awaited: bool) -> Result<Work> {
         // SAFETY: the caller's promise.
-        let mut giving = unsafe { self.begin() }?;
+        let mut giving = unsafe { self.begin(self.ready()?) }?;
         // SAFETY: as above.
         while unsafe { giving.go_on() } {}
         giving.end(awaited)
@@ -177,9 +177,11 @@ impl Composed {
     pub(super) unsafe fn start_in_turns(calls: &[(&Composed, bool)]) -> Vec<Result<Work>> {
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
         let mut under_way = Vec::with_capacity(calls.len());
-        for (place, (call, _)) in calls.iter().enumerate() {
+        // All of them, before a kernel of one waits for those of another.
+        let ready: Vec<Result<Ready>> = calls.iter().map(|(call, _)| call.ready()).collect();
+        for (place, ((call, _), ready)) in calls.iter().zip(ready).enumerate() {
             // SAFETY: the caller's promise.
-            match unsafe { call.begin() } {
+            match ready.and_then(|ready| unsafe { call.begin(ready) }) {
                 Ok(giving) => {
                     under_way.push((place, giving));
                     works.push(None);
@@ -198,11 +200,20 @@ impl Composed {
         works.into_iter().flatten().collect()
     }
 
+    /// Takes what it runs in. Whoever gives it to its stream has promised that this lives.
+    fn ready(&self) -> Result<Ready> {
+        let course = Course::new(self);
+        let supplies = Supplies::new(self, &course);
+        // SAFETY: the caller's promise.
+        let supplies = unsafe { self.context.or_fail_on(self.caller.stream, Class::Ordered, supplies) }?;
+        Ok((course, supplies))
+    }
+
     /// Begins to give it to its stream.
     ///
     /// # Safety
     /// As [`Composed::start`].
-    unsafe fn begin(&self) -> Result<Giving<'_>> {
+    unsafe fn begin(&self, (course, supplies): Ready) -> Result<Giving<'_>> {
         let (group, exchange) = (&self.group, self.hosts.exchange());
         // The series is locked, and a callback may want to make the next call.
         let held_back = hold_back();
@@ -219,10 +230,8 @@ impl Composed {
         let mut turn = None;
         let (class, signature, timeout) = (Class::Ordered, self.signature, self.caller.timeout);
         let calling = Calling { class, tag: 0, signature, timeout };
-        let (devices, device) = (exchange.devices(), exchange.device());
-        let copier = self.context.copier(devices, device, self.max_blocks);
-        let by_couriers = copier.is_some();
-        if let Some(kernels) = &copier {
+        let by_couriers = supplies.copier().is_some();
+        if let Some(kernels) = supplies.copier() {
             // What runs before it in the order of calls must not come behind it on a stream.
             for (stream, courier) in couriers::ahead(group.id()) {
                 let is_busy = ahead::is_busy(&stream);
@@ -239,9 +248,9 @@ impl Composed {
         })?;
         let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
         let begun = series.begin(group, &turn, self.max_blocks);
-        let parts = Parts::new(self, series, turn, queue, copier);
+        let parts = Parts::new(self, series, turn, queue, supplies);
         let more = begun.map(|()| true);
-        Ok(Giving { course: Course::new(&parts), parts, more, running, turn, _held_back: held_back })
+        Ok(Giving { course, parts, more, running, turn, _held_back: held_back })
     }
 
     /// Waits until nothing uses the memory of this call, which has failed, for [`LATE`] at most: the caller
@@ -262,6 +271,9 @@ impl Composed {
         Deadline::since(turn.called, timeout.saturating_add(LATE))
     }
 }
+
+/// A call's chunks, and what they run in.
+type Ready = (Course, Supplies);
 
 /// A call that is being given to its stream.
 struct Giving<'a> {

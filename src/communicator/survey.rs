@@ -6,7 +6,7 @@ use super::Call;
 use super::context::{Context, Membership};
 use super::cuda::Cuda;
 use crate::collective::checked::{Buffers, Checked};
-use crate::collective::request::Kind;
+use crate::collective::request::{Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, Location, Memory, StreamHandle};
 use crate::cuda::stream::Stream;
@@ -316,6 +316,23 @@ impl Survey {
 }
 
 impl Context {
+    /// The device that a call is on which GPUs do not exchange, if it is on device memory or ordered on a
+    /// stream, and can be made.
+    pub(super) fn device_of(&self, request: &Request, call: &Call) -> Option<u32> {
+        let cuda = self.cuda();
+        if cuda.has_no_part_in(call) {
+            return None;
+        }
+        let of_stream = |stream| cuda.devices().ok()?.device_of_stream(stream).ok();
+        if let Some(stream) = call.stream.filter(|stream| !stream.is_default()) {
+            return of_stream(stream);
+        }
+        let addresses = [request.output.addr(), request.input.addr()].into_iter().filter(|&at| at != 0);
+        let located = addresses.filter_map(|address| cuda.locate(address as u64).ok().flatten());
+        let device = located.filter(|found| found.memory != Memory::Host).map(|found| found.device).next();
+        device.or_else(|| call.stream.and_then(of_stream)).or(call.on_device.then_some(0))
+    }
+
     /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an
     /// ordinary call.
     pub(super) fn survey(&self, spans: Spans, call: &Call) -> Result<Option<Survey>> {

@@ -27,52 +27,65 @@ impl Seat {
     }
 }
 
+/// What a call keeps its order with: calls of its context, and what is on its device, if it is on one.
+#[derive(Clone, Copy)]
+struct Place {
+    context: usize,
+    device: Option<u32>,
+    /// Set if other ranks of its group are in the list: these take turns.
+    seat: Option<Seat>,
+}
+
 /// One turn of each rank of a group.
 #[derive(Default)]
 struct Round {
     /// None yet: nobody has had a turn.
     group: Option<u64>,
-    /// The devices whose rank has had its turn, or of which a call is left for later; `None`: of whichever
-    /// devices that is.
-    closed: Vec<Option<u32>>,
+    /// The devices whose rank has had its turn, or of which a call is left for later,
+    devices: Vec<u32>,
+    /// and the contexts of which one is.
+    contexts: Vec<usize>,
 }
 
 impl Round {
-    /// Whether a call begins now: only other ranks of the group overtake what stands before them, and what is
-    /// on one device keeps its order.
-    fn takes(&self, seat: Option<Seat>) -> bool {
+    /// Whether a call begins now. It overtakes nothing that it keeps its order with; and what takes no turns
+    /// and is on a device overtakes what has had its turn, which may not have been given yet, only if a rank
+    /// of this group `comes_behind` it there.
+    fn takes(&self, place: &Place, comes_behind: impl FnOnce(Seat) -> bool) -> bool {
         let Some(group) = self.group else { return true };
-        let is_open = |device| self.closed.iter().all(|closed| closed.is_some_and(|closed| closed != device));
-        seat.is_some_and(|seat| seat.group == group && is_open(seat.device))
+        if self.contexts.contains(&place.context) {
+            return false;
+        }
+        // On host memory nothing keeps the thread waiting.
+        let Some(device) = place.device else { return true };
+        !self.devices.contains(&device)
+            && place.seat.map_or_else(|| comes_behind(Seat { group, device }), |seat| seat.group == group)
     }
 
-    fn close(&mut self, seat: Option<Seat>) {
-        let device = seat.map(|seat| seat.device);
-        if !self.closed.contains(&device) {
-            self.closed.push(device);
+    /// A call is left for later.
+    fn leave(&mut self, place: &Place) {
+        if !self.contexts.contains(&place.context) {
+            self.contexts.push(place.context);
+        }
+        if let Some(device) = place.device.filter(|device| !self.devices.contains(device)) {
+            self.devices.push(device);
         }
     }
 }
 
 /// Begins the calls of a list that are closed together: `begin` begins the one at a place, by
 /// [`Context::begin_launch_together`], and `contexts` says whose they are. They begin in their order, but
-/// that ranks of one group take turns. A result for each. If it `stops`, what stands behind a call that
-/// cannot be begun, and has not begun, does not begin, and has that call's error.
+/// that ranks of one group take turns: they overtake what is neither of their context nor on their device.
+/// Asks `device_of` on which device a call is that no exchange has, if on any. A result for each.
+/// If it `stops`, what stands behind a call that cannot be begun, and has not begun, does not begin, and has
+/// that call's error.
 pub fn begin_in_turns(
     contexts: &[Option<&Context>],
+    device_of: &dyn Fn(usize) -> Option<u32>,
     stops: bool,
     begin: &mut dyn FnMut(usize) -> Result<Option<Pending>>,
 ) -> Vec<Result<Option<Pending>>> {
     let seats: Vec<Option<Seat>> = contexts.iter().map(|context| context.and_then(Seat::of)).collect();
-    in_turns(&seats, stops, begin)
-}
-
-/// As [`begin_in_turns`], of calls of such ranks; `None`: of others.
-fn in_turns(
-    seats: &[Option<Seat>],
-    stops: bool,
-    begin: &mut dyn FnMut(usize) -> Result<Option<Pending>>,
-) -> Vec<Result<Option<Pending>>> {
     let mut ranks: Vec<Seat> = Vec::new();
     for seat in seats.iter().flatten() {
         if !ranks.contains(seat) {
@@ -80,26 +93,50 @@ fn in_turns(
         }
     }
     let has_several = |seat: &Seat| ranks.iter().any(|rank| rank.group == seat.group && rank != seat);
+    let take_turns = ranks.iter().any(has_several);
+    let place = |(index, seat): (usize, &Option<Seat>)| Place {
+        context: contexts[index].map_or(0, Context::key),
+        device: match seat {
+            Some(seat) => Some(seat.device),
+            // That may take the driver.
+            None => take_turns.then(|| device_of(index)).flatten(),
+        },
+        seat: seat.filter(has_several),
+    };
+    let places: Vec<Place> = seats.iter().enumerate().map(place).collect();
+    in_turns(&places, stops, begin)
+}
+
+/// As [`begin_in_turns`], of calls with such places.
+fn in_turns(
+    places: &[Place],
+    stops: bool,
+    begin: &mut dyn FnMut(usize) -> Result<Option<Pending>>,
+) -> Vec<Result<Option<Pending>>> {
     let mut results: Vec<Option<Result<Option<Pending>>>> = Vec::new();
-    results.resize_with(seats.len(), || None);
+    results.resize_with(places.len(), || None);
     let mut failed: Option<(usize, Error)> = None;
-    let mut left: Vec<usize> = (0..seats.len()).collect();
+    let mut left: Vec<usize> = (0..places.len()).collect();
     while !left.is_empty() {
         let (mut round, mut composed) = (Round::default(), Vec::new());
         left.retain(|&place| {
-            if !round.takes(seats[place]) {
-                round.close(seats[place]);
+            let comes_behind = |seat| {
+                let is_left = |other: usize| places[other].seat == Some(seat) && results[other].is_none();
+                (place..places.len()).any(is_left)
+            };
+            if !round.takes(&places[place], comes_behind) {
+                round.leave(&places[place]);
                 return true;
             }
             if stops && failed.as_ref().is_some_and(|(before, _)| *before < place) {
                 return false;
             }
             let mut begun = begin(place);
-            match (&begun, seats[place].filter(has_several)) {
+            match (&begun, places[place].seat) {
                 (Ok(Some(pending)), Some(_)) if pending.is_point() => {}
                 (Ok(pending), Some(seat)) => {
                     round.group = Some(seat.group);
-                    round.close(Some(seat));
+                    round.devices.push(seat.device);
                     if pending.as_ref().is_some_and(|pending| pending.as_composed().is_some()) {
                         composed.push(place);
                     }
@@ -145,50 +182,60 @@ mod tests {
     use super::*;
     use crate::error::Status;
 
-    const fn seat(group: u64, device: u32) -> Option<Seat> {
-        Some(Seat { group, device })
+    /// A rank of a group that takes turns.
+    const fn rank(group: u64, device: u32) -> Place {
+        let seat = Some(Seat { group, device });
+        Place { context: (2 * group + device as u64) as usize, device: Some(device), seat }
+    }
+
+    /// A call of another context.
+    const fn other(context: usize, device: Option<u32>) -> Place {
+        Place { context, device, seat: None }
     }
 
     /// In which order calls begin of which each is a turn.
-    fn order(seats: &[Option<Seat>]) -> Vec<usize> {
+    fn order(places: &[Place]) -> Vec<usize> {
         let mut order = Vec::new();
         let mut begin = |place| {
             order.push(place);
             Ok(None)
         };
-        in_turns(seats, false, &mut begin).into_iter().for_each(|begun| drop(begun.expect("it begins")));
+        in_turns(places, false, &mut begin).into_iter().for_each(|begun| drop(begun.expect("it begins")));
         order
     }
 
     #[test]
     fn ranks_of_a_group_take_turns_and_what_is_on_one_device_keeps_its_order() {
-        let [first, other, alone] = [seat(7, 0), seat(7, 1), seat(9, 0)];
-        assert_eq!(order(&[first, first, other, other]), [0, 2, 1, 3]);
-        assert_eq!(order(&[first, first, first, other]), [0, 3, 1, 2]);
-        assert_eq!(
-            order(&[first, alone, first, other, other]),
-            [0, 3, 1, 2, 4],
-            "another group's comes between"
-        );
-        assert_eq!(order(&[first, alone, seat(9, 1), other]), [0, 1, 2, 3], "and on both devices");
-        assert_eq!(order(&[first, None, other]), [0, 1, 2], "on whichever device that is");
-        assert_eq!(
-            order(&[alone, alone, None, None]),
-            [0, 1, 2, 3],
-            "nobody waits for another rank of its thread"
-        );
+        let [one, two] = [rank(7, 0), rank(7, 1)];
+        assert_eq!(order(&[one, one, two, two]), [0, 2, 1, 3]);
+        assert_eq!(order(&[one, one, one, two]), [0, 3, 1, 2]);
+        let alone = other(1, Some(0));
+        assert_eq!(order(&[one, alone, one, two, two]), [0, 3, 1, 2, 4], "another group's comes between");
+        assert_eq!(order(&[one, one, rank(9, 0), rank(9, 1), two]), [0, 1, 2, 3, 4], "and on both devices");
+        assert_eq!(order(&[alone, alone, other(2, Some(1))]), [0, 1, 2], "nobody takes turns");
+    }
+
+    #[test]
+    fn what_has_no_turn_takes_none_away() {
+        let [one, two] = [rank(7, 0), rank(7, 1)];
+        let host = other(1, None);
+        assert_eq!(order(&[one, one, host, two]), [0, 2, 3, 1], "a call on host memory");
+        assert_eq!(order(&[one, other(1, Some(0)), host, two]), [0, 3, 1, 2], "but in its context's order");
+        assert_eq!(order(&[one, one, other(1, Some(1)), two]), [0, 2, 3, 1], "before a rank on its device");
+        assert_eq!(order(&[one, other(1, Some(2)), two]), [0, 2, 1], "on a device that no rank waits for");
     }
 
     #[test]
     fn what_stands_behind_a_call_that_cannot_be_begun_has_its_error_or_begins() {
-        let seats = [seat(7, 0), seat(7, 0), seat(7, 1), seat(7, 1), None];
+        let [one, two] = [rank(7, 0), rank(7, 1)];
+        let places = [one, one, two, two, other(1, Some(0))];
         for (stops, at) in [(true, 2), (true, 1), (false, 2)] {
             let mut begin = |place| match place == at {
                 true => Err(Error::new(Status::InvalidArgument, "no such call")),
                 false => Ok(None),
             };
             let failed: Vec<bool> =
-                in_turns(&seats, stops, &mut begin).into_iter().map(|begun| begun.is_err()).collect();
+                in_turns(&places, stops, &mut begin).into_iter().map(|begun| begun.is_err()).collect();
             // Place 2 begins before place 1.
             let due = match (stops, at) {
                 (true, 2) => [false, false, true, true, true],

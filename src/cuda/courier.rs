@@ -525,6 +525,13 @@ impl Errand {
         Ok(Errand { customer: Arc::new(courier).customer() })
     }
 
+    /// Says what its courier is to do, which nobody has joined or launched.
+    pub fn with(self, duty: Duty) -> Errand {
+        let courier = self.courier();
+        courier.trade().duty = duty.on(courier.multiprocessors);
+        self
+    }
+
     /// The courier.
     pub fn courier(&self) -> &Arc<Courier> {
         &self.customer.courier

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use attendant::Attendant;
 pub use away::Away;
+pub use questions::Asked;
 use questions::Questions;
 use roster::Roster;
 pub use sleepers::Sleeper;
@@ -32,7 +33,7 @@ use unattended::{Unattended, Watch};
 pub use visitor::Visitor;
 pub use waiting::Look;
 
-use super::control::{Answer, Control};
+use super::control::Control;
 use super::direct::Retired;
 use super::group::{Group, Numbers};
 use super::hauling::Hauling;
@@ -104,7 +105,7 @@ pub struct Endpoint {
     vain: AtomicU32,
     /// How many nanoseconds after `born` to look again, whatever comes; passed: no such moment.
     look_at: AtomicU64,
-    questions: Questions,
+    questions: Arc<Questions>,
     store: OnceLock<Arc<dyn Store>>,
     retired: Arc<Retired>,
     watch: Watch,
@@ -153,7 +154,7 @@ impl Endpoint {
             moves: AtomicU32::new(0),
             vain: AtomicU32::new(0),
             look_at: AtomicU64::new(0),
-            questions: Questions::default(),
+            questions: Arc::default(),
             store: OnceLock::new(),
             retired: Arc::default(),
             watch: Watch::default(),
@@ -586,17 +587,20 @@ impl Endpoint {
         }
     }
 
-    /// Asks `peers` what they did last in `group`; a token for each. The answers come through the service
-    /// thread.
-    pub fn ask(&self, group: &Group, peers: impl Iterator<Item = u32>) -> Vec<u64> {
-        peers
-            .map(|peer| {
-                let token = self.questions.begin();
-                let query = Control::Query { group: group.id(), token };
-                self.registration().send_control(peer, &query.encode());
-                token
-            })
-            .collect()
+    /// Asks `peers` what they did last in `group`. The answers come through the service thread.
+    pub fn ask(&self, group: &Group, peers: impl Iterator<Item = u32>) -> Asked {
+        let mut asked = Asked::new(&self.questions);
+        for peer in peers {
+            let query = Control::Query { group: group.id(), token: self.questions.begin(&mut asked) };
+            self.registration().send_control(peer, &query.encode());
+        }
+        asked
+    }
+
+    /// How many questions there are whose answers somebody may want.
+    #[cfg(test)]
+    pub fn open_questions(&self) -> usize {
+        self.questions.open()
     }
 
     /// `text`, and what the kernel has refused this rank lately: it may be why nothing comes.
@@ -605,16 +609,6 @@ impl Endpoint {
             Some(refusal) if !text.contains(&refusal) => format!("{text}; {refusal}"),
             _ => text,
         }
-    }
-
-    /// Whether there is an answer for every token; then, whether each is of a rank that may wait itself.
-    pub fn have_answered(&self, tokens: &[u64]) -> Option<bool> {
-        self.questions.are_answered(tokens)
-    }
-
-    /// What they say, or `None` for those who have not answered. Ends the question.
-    pub fn answers(&self, tokens: &[u64]) -> Vec<Option<Answer>> {
-        self.questions.end(tokens)
     }
 }
 

@@ -6,6 +6,7 @@ mod reduce;
 mod reduce_scatter;
 mod reduction;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use self::allgather::Allgather;
@@ -31,7 +32,9 @@ use crate::engine::executor::Run;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::Operation;
 use crate::engine::staged::relay::{Gather, MAX_WIRED, MeetingPlace, Relay, RelayPlan};
-use crate::engine::staged::{Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
+use crate::engine::staged::{
+    Blocks, Cut, Entry, Exchange, Job, LANES, Place, Provision, Shape, Side, Staged, StreamOrder,
+};
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 
@@ -45,13 +48,9 @@ pub(super) struct Parts<'a> {
     series: Series<'a>,
     turn: Turn,
     queue: Arc<Queue>,
-    /// How many parts of the hosts there are so far,
-    parts: usize,
-    /// and pieces that they exchange.
+    /// How many pieces the hosts exchange in their parts so far.
     pieces: u32,
-    /// What carries the hosts' parts; `None`: side streams do. The same for all parts: whoever moves them
-    /// knows.
-    copier: Option<Arc<dyn Kernels>>,
+    supplies: Supplies,
     /// Words that are released when the hosts' parts so far have ended, where no couriers carry them.
     exits: Vec<Arc<Word>>,
     /// The courier that the stream was given last.
@@ -71,11 +70,14 @@ struct Chunk {
 
 /// The steps of a chunk that are the GPUs'.
 trait Steps {
-    /// Up to where the hosts exchange, if this place has a part in that.
+    /// Up to where the hosts exchange.
     ///
     /// # Safety
     /// As [`Composed::start`].
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>>;
+    unsafe fn before(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()>;
+
+    /// What the hosts exchange, if this place has a part in that.
+    fn across(&self, call: &Composed, chunk: Chunk) -> Option<Request>;
 
     /// From there on.
     ///
@@ -92,6 +94,70 @@ enum Crossing {
     Word(Arc<Word>),
 }
 
+/// What the hosts' parts of a call run in, taken before anything of it is on its stream: the driver may wait
+/// for the device when it makes something, and for those that reach it, and a kernel of one rank waits for
+/// what other ranks of the process are yet to launch.
+pub(super) struct Supplies {
+    /// What carries them; `None`: side streams do. The same for all parts: whoever moves them knows.
+    copier: Option<Arc<dyn Kernels>>,
+    /// Couriers of the next parts: all that the stream can be given before the first of them have left.
+    errands: VecDeque<Errand>,
+    /// Pinned memory of those that are under way first. Those behind are moved when these have ended, and
+    /// find what they ran in.
+    lanes: VecDeque<Provision>,
+}
+
+/// So many parts a stream can be given at most, as the driver has room for some thousand launches: each has
+/// its courier and a kernel of the exchange.
+const AHEAD: u64 = 512;
+
+impl Supplies {
+    pub(super) fn new(call: &Composed, course: &Course) -> Result<Supplies> {
+        let exchange = call.hosts.exchange();
+        let (devices, device) = (exchange.devices(), exchange.device());
+        let copier = call.context.copier(devices, device, call.max_blocks);
+        let (chunks, mut lanes) = (course.chunks(), VecDeque::new());
+        for index in 0..chunks.min(ACTIVE as u64) {
+            let Some(request) = course.steps.across(call, course.chunk(call, index)) else { continue };
+            let Outline { sides, cut, element, plan, .. } = call.outline(&request, 0)?;
+            // What is relayed has lanes of its own.
+            let needs = plan.is_none_or(|plan| index == 0 && !plan.has_lanes());
+            let most = if index == 0 { LANES } else { 1 };
+            let order = (devices, device);
+            lanes.push_back(Provision::take(order, &sides, (&cut, element), if needs { most } else { 0 })?);
+        }
+        let parts = if copier.is_some() && !lanes.is_empty() { chunks.min(AHEAD) } else { 0 };
+        let errand = |_| Errand::new(devices, device, Duty::default());
+        let errands = (0..parts).map(errand).collect::<Result<_>>()?;
+        if copier.is_none() {
+            // Side streams take them when the stream has come.
+            lanes.clear();
+        }
+        Ok(Supplies { copier, errands, lanes })
+    }
+
+    /// What carries the parts, if it is not side streams.
+    pub(super) fn copier(&self) -> Option<&Arc<dyn Kernels>> {
+        self.copier.as_ref()
+    }
+}
+
+/// What the hosts make of a chunk.
+struct Outline {
+    checked: Checked,
+    seat: Seat,
+    /// What it reads and writes,
+    sides: [Side; 2],
+    /// cut so,
+    cut: Cut,
+    /// with elements of so many bytes.
+    element: usize,
+    /// Whether this rank has its result.
+    forwards: bool,
+    /// How it is relayed, if it may be.
+    plan: Option<RelayPlan>,
+}
+
 /// The chunks of a call, which are given to its stream in their order.
 pub(super) struct Course {
     steps: Box<dyn Steps>,
@@ -106,34 +172,38 @@ pub(super) struct Course {
 }
 
 impl Course {
-    pub(super) fn new(parts: &Parts<'_>) -> Course {
-        let Parts { call: Composed { checked, .. }, layout, .. } = *parts;
+    pub(super) fn new(call: &Composed) -> Course {
+        let (checked, layout) = (&call.checked, call.hosts.layout());
         let count = checked.signature.count;
         let (steps, most): (Box<dyn Steps>, u64) = match (checked.signature.kind, checked.operator) {
             (Kind::ReduceScatter, Some(operator)) => {
-                let steps = ReduceScatter::new(parts, operator);
-                let most = parts.room(steps.row(layout), 1);
+                let steps = ReduceScatter::new(call, operator);
+                let most = call.room(steps.row(layout), 1);
                 (Box::new(steps), most)
             }
             (_, Some(operator)) => {
-                let steps = Reduce::new(parts, operator);
+                let steps = Reduce::new(call, operator);
                 // What a whole number of shards needs.
-                let most = parts.room(steps.row(layout), u64::from(layout.inside));
+                let most = call.room(steps.row(layout), u64::from(layout.inside));
                 (Box::new(steps), most)
             }
             (Kind::Broadcast, None) => (Box::new(Broadcast), count.max(1)),
             (_, None) => {
                 let steps = Allgather::new(checked.dtype);
-                let most = parts.room(steps.row(layout), 1);
+                let most = call.room(steps.row(layout), 1);
                 (Box::new(steps), most)
             }
         };
         Course { steps, count, most, next: 0, crossing: None }
     }
 
+    fn chunks(&self) -> u64 {
+        self.count.div_ceil(self.most)
+    }
+
     /// A chunk of the call.
-    fn chunk(&self, parts: &Parts<'_>, index: u64) -> Chunk {
-        let (workspace, bytes) = parts.call.hosts.workspace();
+    fn chunk(&self, call: &Composed, index: u64) -> Chunk {
+        let (workspace, bytes) = call.hosts.workspace();
         let start = index * self.most;
         let workspace = workspace + index % 2 * (bytes as u64 / 2);
         Chunk { start, len: self.most.min(self.count - start), workspace }
@@ -147,18 +217,20 @@ impl Course {
     pub(super) unsafe fn go_on(&mut self, parts: &mut Parts<'_>) -> Result<bool> {
         let exchange = parts.call.hosts.exchange();
         let _entered = exchange.devices().enter(exchange.device())?;
-        let (index, chunks) = (self.next, self.count.div_ceil(self.most));
+        let (call, index, chunks) = (parts.call, self.next, self.chunks());
         // SAFETY: the caller's promise; the half of the workspace is the last chunk's but one, whose launches
         // come first.
         unsafe {
-            let next = match index < chunks {
-                true => self.steps.before(parts, self.chunk(parts, index))?,
-                false => None,
-            };
+            let mut next = None;
+            if index < chunks {
+                let chunk = self.chunk(call, index);
+                self.steps.before(parts, chunk)?;
+                next = self.steps.across(call, chunk).map(|request| parts.across(request)).transpose()?;
+            }
             let last = std::mem::replace(&mut self.crossing, next);
             if index > 0 {
                 last.map_or(Ok(()), |last| parts.wait(last))?;
-                self.steps.after(parts, self.chunk(parts, index - 1))?;
+                self.steps.after(parts, self.chunk(call, index - 1))?;
             }
         }
         self.next += 1;
@@ -172,21 +244,10 @@ impl<'a> Parts<'a> {
         series: Series<'a>,
         turn: Turn,
         queue: Arc<Queue>,
-        copier: Option<Arc<dyn Kernels>>,
+        supplies: Supplies,
     ) -> Parts<'a> {
         let layout = call.hosts.layout();
-        Parts {
-            call,
-            layout,
-            series,
-            turn,
-            queue,
-            parts: 0,
-            pieces: 0,
-            copier,
-            exits: Vec::new(),
-            last: None,
-        }
+        Parts { call, layout, series, turn, queue, pieces: 0, supplies, exits: Vec::new(), last: None }
     }
 
     /// The courier that the stream was given last, of those of this call.
@@ -210,12 +271,6 @@ impl<'a> Parts<'a> {
         self.series
     }
 
-    /// The elements that a chunk may have of which `grain` need `row` bytes.
-    fn room(&self, row: u64, grain: u64) -> u64 {
-        let bytes = self.call.hosts.workspace().1 as u64 / 2 - 3 * ALIGNMENT;
-        (bytes / row * grain).max(grain)
-    }
-
     /// Has this place's ranks make the call `request` among the hosts once the stream has come so far.
     ///
     /// # Safety
@@ -223,30 +278,17 @@ impl<'a> Parts<'a> {
     unsafe fn across(&mut self, request: Request) -> Result<Crossing> {
         let (group, stream) = (&self.call.group, self.series.stream());
         let (devices, device) = (stream.devices(), stream.device());
-        let Layout { hosts, inside, .. } = self.layout;
-        let checked = Checked::new(&request, self.layout.host(), hosts)?;
-        let (reads, writes) = match request.kind {
-            Kind::ReduceScatter => (hosts as usize, 1),
-            Kind::Allgather => (1, hosts as usize),
-            _ => (1, 1),
-        };
-        let (element, count) = (request.dtype.size(), checked.signature.count);
-        // The root of a broadcast has its result.
-        let forwards = request.kind == Kind::Broadcast && checked.input_len() > 0;
-        let written = if forwards { 0 } else { checked.output_len() * element };
-        let seat =
-            Seat { numbering: (self.layout.place(), inside), ..Seat::new(self.layout.host(), hosts, 1) };
+        let Outline { checked, seat, sides: [input, output], cut, element, forwards, plan } =
+            self.call.outline(&request, self.pieces)?;
         let (mut errand, mut exit) = (None, None);
-        let blocks = reads.max(writes) as u64;
-        let cut = Cut::even(count, blocks, element, self.call.context.cuda().piece_bytes());
-        let plan = self.plan_relay(&checked, seat);
-        let (entry, crossing) = match self.copier.clone() {
+        let (entry, crossing) = match self.supplies.copier.clone() {
             Some(kernels) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
                 let combiner = plan.as_ref().and_then(RelayPlan::combiner);
                 let max_blocks = least_limit([self.call.max_blocks, self.call.context.max_blocks()]);
                 let duty = Duty { bytes, networked: plan.is_some(), combiner, max_blocks };
-                let courier = errand.insert(Errand::new(devices, device, duty)?);
+                let kept = self.supplies.errands.pop_front().map(|errand| errand.with(duty));
+                let courier = errand.insert(kept.map_or_else(|| Errand::new(devices, device, duty), Ok)?);
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
                 (entry, Crossing::Courier(Launch::new(courier.courier().clone(), kernels)))
             }
@@ -256,10 +298,6 @@ impl<'a> Parts<'a> {
             }
         };
         let asking = errand.is_none().then(|| devices.note_asking());
-        let side = |address: usize, bytes, blocks| Side {
-            place: Place::Device(address as u64),
-            shape: Shape { bytes, blocks: Blocks::Even(blocks) },
-        };
         // The ranks meet by one more message.
         let greeting = u32::from(plan.is_some());
         let job = Job {
@@ -272,30 +310,30 @@ impl<'a> Parts<'a> {
                 copier: None,
                 asking,
             },
-            input: side(checked.input.addr(), checked.input_len() * element, reads),
-            output: side(checked.output.addr(), written, writes),
+            input,
+            output,
             forwards,
             combined: None,
             unstaged: false,
             element,
             cut,
             abreast: 1,
-            exchange: self.exchange_pieces(request, seat, count, self.pieces.wrapping_add(greeting)),
+            exchange: self.exchange_pieces(
+                request,
+                seat,
+                checked.signature.count,
+                self.pieces.wrapping_add(greeting),
+            ),
         };
-        let before = self.parts;
-        self.parts += 1;
         self.pieces = self.pieces.wrapping_add(cut.pieces() + greeting);
         // SAFETY: the caller's promise.
         let part = unsafe { Staged::new(job) };
+        let part = match self.supplies.lanes.pop_front() {
+            Some(lanes) => part.with(lanes),
+            None => part,
+        };
         let part = match plan {
-            Some(plan) => {
-                Part::Relayed(Box::new(Relay::new(part, plan, before == 0, &|| true)?.at(&self.turn)))
-            }
-            // Those behind are moved when these have ended, and find what they ran in; the stream waits for
-            // these by then.
-            None if before < ACTIVE => {
-                Part::Staged(Box::new(part.provided(before == 0, &|| true)?.at(&self.turn)))
-            }
+            Some(plan) => Part::Relayed(Box::new(Relay::new(part, plan, false, &|| true)?.at(&self.turn))),
             None => Part::Staged(Box::new(part.at(&self.turn))),
         };
         self.queue.push(group, part);
@@ -318,26 +356,6 @@ impl<'a> Parts<'a> {
                 return self.series.lose(&error);
             }
         }
-    }
-
-    /// How this place's ranks relay a call, if it is one that may be: the same answer on all of them.
-    fn plan_relay(&self, checked: &Checked, seat: Seat) -> Option<RelayPlan> {
-        if seat.size > MAX_WIRED {
-            return None;
-        }
-        let place = || Some(MeetingPlace::Messages(self.gather_words(seat)));
-        let Composed { context, group, hosts, .. } = &self.call;
-        let (count, max_blocks) = (checked.signature.count, self.call.max_blocks);
-        context.plan_among(group, hosts.relay(), place, checked, (count, max_blocks), context.cuda().limits())
-    }
-
-    /// Gathers a few bytes of each of this place's ranks, ahead of the pieces of the next part.
-    fn gather_words(&self, seat: Seat) -> Gather {
-        let (context, piece) = (self.call.context.clone(), self.pieces);
-        Arc::new(move |group, turn, input, output, bytes| {
-            let request = Request::gathering(input, output, bytes);
-            by_messages(&context, group, &turn.at_piece(piece), request, seat)
-        })
     }
 
     /// Exchanges pieces by messages between the ranks of `seat`, numbered on from those of the parts before.
@@ -413,6 +431,14 @@ impl<'a> Parts<'a> {
             max_blocks: self.call.max_blocks,
         }
     }
+}
+
+impl Composed {
+    /// The elements that a chunk may have of which `grain` need `row` bytes.
+    fn room(&self, row: u64, grain: u64) -> u64 {
+        let bytes = self.hosts.workspace().1 as u64 / 2 - 3 * ALIGNMENT;
+        (bytes / row * grain).max(grain)
+    }
 
     fn request(
         &self,
@@ -432,6 +458,55 @@ impl<'a> Parts<'a> {
             operator,
             root: 0,
         }
+    }
+
+    /// The call `request` of this place's ranks, behind so many pieces of other parts.
+    fn outline(&self, request: &Request, pieces: u32) -> Result<Outline> {
+        let layout = self.hosts.layout();
+        let Layout { hosts, inside, .. } = layout;
+        let checked = Checked::new(request, layout.host(), hosts)?;
+        let (reads, writes) = match request.kind {
+            Kind::ReduceScatter => (hosts as usize, 1),
+            Kind::Allgather => (1, hosts as usize),
+            _ => (1, 1),
+        };
+        let element = request.dtype.size();
+        // The root of a broadcast has its result.
+        let forwards = request.kind == Kind::Broadcast && checked.input_len() > 0;
+        let written = if forwards { 0 } else { checked.output_len() };
+        let side = |address: usize, len: usize, blocks| Side {
+            place: Place::Device(address as u64),
+            shape: Shape { bytes: len * element, blocks: Blocks::Even(blocks) },
+        };
+        let sides = [
+            side(checked.input.addr(), checked.input_len(), reads),
+            side(checked.output.addr(), written, writes),
+        ];
+        let blocks = reads.max(writes) as u64;
+        let cut = Cut::even(checked.signature.count, blocks, element, self.context.cuda().piece_bytes());
+        let seat = Seat { numbering: (layout.place(), inside), ..Seat::new(layout.host(), hosts, 1) };
+        let plan = self.plan_relay(&checked, seat, pieces);
+        Ok(Outline { checked, seat, sides, cut, element, forwards, plan })
+    }
+
+    /// How this place's ranks relay a call, if it is one that may be: the same answer on all of them.
+    fn plan_relay(&self, checked: &Checked, seat: Seat, pieces: u32) -> Option<RelayPlan> {
+        if seat.size > MAX_WIRED {
+            return None;
+        }
+        let place = || Some(MeetingPlace::Messages(self.gather_words(seat, pieces)));
+        let Composed { context, group, hosts, .. } = self;
+        let (count, max_blocks) = (checked.signature.count, self.max_blocks);
+        context.plan_among(group, hosts.relay(), place, checked, (count, max_blocks), context.cuda().limits())
+    }
+
+    /// Gathers a few bytes of each of this place's ranks, ahead of the pieces of the next part.
+    fn gather_words(&self, seat: Seat, piece: u32) -> Gather {
+        let context = self.context.clone();
+        Arc::new(move |group, turn, input, output, bytes| {
+            let request = Request::gathering(input, output, bytes);
+            by_messages(&context, group, &turn.at_piece(piece), request, seat)
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Group, Turn};
 use crate::deadline::Deadline;
 use crate::engine::control::{Answer, Control};
-use crate::engine::endpoint::{Look, RECENT};
+use crate::engine::endpoint::{Asked, Look, RECENT};
 use crate::engine::messages::{Failure, Mismatch};
 use crate::engine::operation::Operation;
 use crate::engine::recorder::{Awaited, Recorder};
@@ -22,7 +22,7 @@ pub struct Inquiry {
     /// What the call waits for on this rank, if it told.
     standing: Option<String>,
     /// One for each rank that was asked, from the first on.
-    tokens: Vec<u64>,
+    asked: Asked,
     until: Deadline,
     /// Set after that, when this rank's own background thread has caught up.
     heard: OnceLock<Arc<AtomicBool>>,
@@ -53,7 +53,7 @@ impl Inquiry {
         Inquiry {
             waits_for: Vec::new(),
             standing: None,
-            tokens: Vec::new(),
+            asked: Asked::default(),
             until: Deadline::NEVER,
             heard: OnceLock::new(),
             patience: Deadline::NEVER,
@@ -194,11 +194,11 @@ impl Group {
     /// that a mismatch is known when the answers are. `standing`: what it waits for on this rank.
     pub fn ask(&self, turn: &Turn, waits_for: Vec<u32>, standing: Option<String>) -> Inquiry {
         self.compare(turn, &waits_for);
-        let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
-        let tokens = self.endpoint.ask(self, asked);
+        let peers = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
+        let asked = self.endpoint.ask(self, peers);
         let patience = if turn.class == Class::PointToPoint { Duration::ZERO } else { HEARSAY };
         let (until, patience) = (Deadline::after(INQUIRY), Deadline::after(patience));
-        Inquiry { waits_for, standing, tokens, until, heard: OnceLock::new(), patience }
+        Inquiry { waits_for, standing, asked, until, heard: OnceLock::new(), patience }
     }
 
     /// As [`Group::ask`], of a call that is late, with its operation: it is not moved from here on, and
@@ -227,7 +227,7 @@ impl Group {
     /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them
     /// wait themselves, others who know more come first.
     pub fn answered(&self, inquiry: &Inquiry) -> bool {
-        match self.endpoint.have_answered(&inquiry.tokens) {
+        match inquiry.asked.are_answered() {
             _ if self.failed.load(Ordering::Acquire) => true,
             None => inquiry.is_over(self),
             Some(all_wait) => !all_wait || inquiry.patience.expired(),
@@ -244,7 +244,7 @@ impl Group {
             let text = format!("not done after {waited:.1} s{here}; raise {}", limit(turn));
             return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
         };
-        let answers = self.endpoint.answers(&inquiry.tokens);
+        let answers = inquiry.asked.take();
         // One of them, or else whom the first waits for.
         let idle = idle(&answers);
         let behind = answers.first().and_then(|answer| answer.as_ref()?.waits_for);
@@ -263,7 +263,7 @@ impl Group {
                 format!("nothing from {} for {waited:.1} s; {says}", self.describe_rank(rank))
             })
             .collect();
-        let more = match waits_for.len() - inquiry.tokens.len() {
+        let more = match waits_for.len() - inquiry.asked.count() {
             0 => String::new(),
             more => format!("; and {more} more"),
         };

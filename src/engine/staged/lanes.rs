@@ -1,14 +1,61 @@
 //! What a call's pieces lie in: how it takes its lanes, brings to them what was kept, and gives them back.
 
+use std::sync::Arc;
+
 use super::resources::{self, PinnedLane, SPARE_BYTES, Supply};
 use super::room::Room;
-use super::{LANES, Staged, StreamOrder};
+use super::{Cut, LANES, Side, Staged, StreamOrder};
+use crate::cuda::context::Devices;
 use crate::error::{Result, fail};
 
 /// Input and output of a piece begin at multiples of this many bytes.
 const ALIGNMENT: usize = 4096;
 
+/// Lanes that a call has before it begins; it, or others, when this is dropped.
+pub struct Provision(Vec<PinnedLane>);
+
+impl Provision {
+    /// So many lanes for a call on a device between these sides, which are cut so, into elements of so many
+    /// bytes; fewer if it has fewer pieces, or the driver is not to be asked now. May wait for the driver:
+    /// not with a lock held, nor behind what waits for the caller.
+    pub fn take(
+        (devices, device): (&Arc<Devices>, u32),
+        sides: &[Side; 2],
+        (cut, element): (&Cut, usize),
+        lanes: u32,
+    ) -> Result<Provision> {
+        let (bytes, supply) = (lane_bytes(sides.each_ref(), cut, element), Supply::ahead(devices, device));
+        let mut provision = Provision(Vec::new());
+        for _ in 0..cut.pieces().min(lanes.max(u32::from(bytes > SPARE_BYTES))) {
+            let Some(lane) = supply.lane(bytes)? else { break };
+            provision.0.push(lane);
+        }
+        Ok(provision)
+    }
+}
+
+impl Drop for Provision {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            resources::give_back(std::mem::take(&mut self.0));
+        }
+    }
+}
+
+/// How long the lanes of a call are.
+fn lane_bytes(sides: [&Side; 2], cut: &Cut, element: usize) -> usize {
+    let largest = cut.piece(0);
+    let [input, output] = sides.map(|side| side.shape.piece_bytes(largest, element));
+    input.next_multiple_of(ALIGNMENT) + output
+}
+
 impl Staged {
+    /// Has what was taken for it.
+    pub fn with(mut self, mut provision: Provision) -> Staged {
+        std::mem::take(&mut provision.0).into_iter().for_each(|lane| self.free.push(lane));
+        self
+    }
+
     /// Sees to the call's pinned memory before it begins, or its stream waits: none is made in its course,
     /// since the driver may wait for streams that wait for calls behind it. A call that a courier serves
     /// takes all that it can use if it is the `first` that the stream waits for; else one lane, and later
@@ -49,10 +96,7 @@ impl Staged {
     }
 
     pub(super) fn lane_bytes(&self) -> usize {
-        let largest = self.job.cut.piece(0);
-        let [input, output] =
-            [&self.job.input, &self.job.output].map(|side| side.shape.piece_bytes(largest, self.job.element));
-        input.next_multiple_of(ALIGNMENT) + output
+        lane_bytes([&self.job.input, &self.job.output], &self.job.cut, self.job.element)
     }
 
     /// A lane for the next piece.

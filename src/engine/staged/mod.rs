@@ -53,6 +53,7 @@ pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 use few::Few;
 pub use job::{Combined, Exchange, Job, Place, Side, StreamOrder};
+pub use lanes::Provision;
 pub use lists::{Lists, Routes};
 #[cfg(test)]
 pub(crate) use resources::Hoard;
@@ -72,7 +73,7 @@ use crate::error::{Result, fail};
 pub const PIECE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Pieces under way: one is loaded, one exchanged, one stored.
-const LANES: u32 = 3;
+pub const LANES: u32 = 3;
 
 /// Pieces of a message that are exchanged at once: each is asked for and answered before its bytes go.
 pub const MESSAGE_ABREAST: u32 = 3;

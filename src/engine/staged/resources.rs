@@ -412,22 +412,30 @@ impl PinnedLane {
 /// How a call comes to pinned memory before it begins. Making some may wait for the driver: not with a lock
 /// held.
 pub(super) struct Supply<'a> {
-    order: &'a StreamOrder,
+    devices: &'a Arc<Devices>,
+    device: u32,
+    /// How many calls that ask the driver are the caller's own.
+    own: usize,
     /// Whether streams may wait for calls.
     streams_wait: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Supply<'a> {
     pub(super) fn new(order: &'a StreamOrder, streams_wait: &'a dyn Fn() -> bool) -> Supply<'a> {
-        Supply { order, streams_wait }
+        let StreamOrder { devices, device, asking, .. } = order;
+        Supply { devices, device: *device, own: usize::from(asking.is_some()), streams_wait }
+    }
+
+    /// Of a call that is not known to ask the driver; streams may wait for calls.
+    pub(super) fn ahead(devices: &'a Arc<Devices>, device: u32) -> Supply<'a> {
+        Supply { devices, device, own: 0, streams_wait: &|| true }
     }
 
     /// A lane that nobody uses, or a new one. `None`: the driver is not to be asked now, and the spare one
     /// serves.
     pub(super) fn lane(&self, bytes: usize) -> Result<Option<PinnedLane>> {
-        let StreamOrder { devices, device, .. } = self.order;
         POOL.unpark(true);
-        match PinnedLane::kept(devices, *device, bytes) {
+        match PinnedLane::kept(self.devices, self.device, bytes) {
             Some(lane) => Ok(Some(lane)),
             None => self.make(bytes),
         }
@@ -435,9 +443,8 @@ impl<'a> Supply<'a> {
 
     /// Sees to it that nobody uses so many lanes, unless the driver is not to be asked now.
     pub(super) fn stock(&self, bytes: usize, lanes: usize) -> Result<()> {
-        let StreamOrder { devices, device, .. } = self.order;
         POOL.unpark(true);
-        let fits = |lane: &&PinnedLane| lane.is_like(devices, *device, rounded(bytes));
+        let fits = |lane: &&PinnedLane| lane.is_like(self.devices, self.device, rounded(bytes));
         let there = POOL.lock().stock.lanes.iter().filter(fits).count();
         for _ in there..lanes {
             let Some(lane) = self.make(bytes)? else { break };
@@ -447,13 +454,12 @@ impl<'a> Supply<'a> {
     }
 
     fn make(&self, bytes: usize) -> Result<Option<PinnedLane>> {
-        let StreamOrder { devices, device, asking, .. } = self.order;
-        let make = || PinnedLane::new(devices, *device, rounded(bytes));
+        let make = || PinnedLane::new(self.devices, self.device, rounded(bytes));
         // There is no way without it.
         if bytes > SPARE_BYTES {
             return make().map(Some);
         }
-        devices.make(usize::from(asking.is_some()), self.streams_wait, make)
+        self.devices.make(self.own, self.streams_wait, make)
     }
 }
 

@@ -123,6 +123,20 @@ fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     assert!(error.text().contains("its last call is allgather(7 × uint8) #0, done"), "{error}");
 }
 
+/// As of a call that is cancelled, or fails for another reason, while the others are asked.
+#[test]
+fn a_question_that_nobody_needs_an_answer_to_is_forgotten() {
+    let [group, other] = linked_pair(true);
+    let (late, _) = (turn(&group, BARRIER), turn(&other, BARRIER));
+    let inquiry = group.ask(&late, vec![1], None);
+    while !group.answered(&inquiry) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(group.endpoint().open_questions(), 1);
+    drop(inquiry);
+    assert_eq!(group.endpoint().open_questions(), 0);
+}
+
 #[test]
 fn a_rank_whose_calls_in_a_group_are_long_ago_has_called_something() {
     let [group, other] = linked_pair(true);

@@ -1,7 +1,8 @@
 //! Allgather.
 
-use super::{Chunk, Crossing, Parts, Steps, receive, send};
-use crate::collective::request::Kind;
+use super::super::Composed;
+use super::{Chunk, Parts, Steps, receive, send};
+use crate::collective::request::{Kind, Request};
 use crate::engine::device::Layout;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
@@ -24,13 +25,15 @@ impl Allgather {
 }
 
 impl Steps for Allgather {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
-        let checked = &parts.call.checked;
+    unsafe fn before(&self, _parts: &Parts<'_>, _chunk: Chunk) -> Result<()> {
+        Ok(())
+    }
+
+    fn across(&self, call: &Composed, chunk: Chunk) -> Option<Request> {
+        let checked = &call.checked;
         let input = checked.input.addr() as u64 + chunk.start * self.element;
         let dtype = checked.dtype;
-        let request = parts.request(Kind::Allgather, input, chunk.workspace, chunk.len, dtype, Operator::Sum);
-        // SAFETY: the caller's promise; the chunk fits the workspace.
-        unsafe { parts.across(request) }.map(Some)
+        Some(call.request(Kind::Allgather, input, chunk.workspace, chunk.len, dtype, Operator::Sum))
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {

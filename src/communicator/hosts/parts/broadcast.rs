@@ -1,6 +1,7 @@
 //! Broadcast.
 
-use super::{Chunk, Crossing, Parts, Steps, receive, send};
+use super::super::Composed;
+use super::{Chunk, Parts, Steps, receive, send};
 use crate::collective::request::{Kind, Request};
 use crate::cuda::exchange;
 use crate::engine::device::Layout;
@@ -16,42 +17,42 @@ pub(super) struct Broadcast;
 
 impl Broadcast {
     /// Where the shard of a place begins, and its elements.
-    fn shard(parts: &Parts<'_>, count: u64, place: u32) -> (u64, u64) {
-        let element = parts.call.checked.dtype.size() as u64;
-        let shard = count.div_ceil(u64::from(parts.layout.inside)).max(SHARD_BYTES / element);
+    fn shard(call: &Composed, count: u64, place: u32) -> (u64, u64) {
+        let element = call.checked.dtype.size() as u64;
+        let shard = count.div_ceil(u64::from(call.hosts.layout().inside)).max(SHARD_BYTES / element);
         let start = (u64::from(place) * shard).min(count);
         (start, shard.min(count - start))
     }
 
     /// Where the shard of this rank lies.
-    fn own(parts: &Parts<'_>, count: u64) -> (u64, u64) {
-        let checked = &parts.call.checked;
-        let (start, len) = Broadcast::shard(parts, count, parts.layout.place());
-        let is_root = parts.layout.rank() == checked.signature.root;
+    fn own(call: &Composed, count: u64) -> (u64, u64) {
+        let (checked, layout) = (&call.checked, call.hosts.layout());
+        let (start, len) = Broadcast::shard(call, count, layout.place());
+        let is_root = layout.rank() == checked.signature.root;
         let from = if is_root { checked.input.addr() } else { checked.output.addr() };
         (from as u64 + start * checked.dtype.size() as u64, len)
     }
 }
 
 impl Steps for Broadcast {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
+    unsafe fn before(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
         let checked = &parts.call.checked;
         let (dtype, root) = (checked.dtype, checked.signature.root);
         let (input, output) = (checked.input.addr() as u64, checked.output.addr() as u64);
         let Layout { inside, .. } = parts.layout;
-        let (at, len) = Broadcast::own(parts, chunk.len);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if parts.layout.is_here(root) {
-                let job = parts.job(Kind::Broadcast, input, output, chunk.len, dtype, Operator::Sum);
-                parts.series.enqueue(&exchange::Job { root: root % inside, ..job })?;
-            }
-            if len == 0 {
-                return Ok(None);
-            }
-            let request = parts.request(Kind::Broadcast, at, at, len, dtype, Operator::Sum);
-            parts.across(Request { root: root / inside, ..request }).map(Some)
+        if !parts.layout.is_here(root) {
+            return Ok(());
         }
+        let job = parts.job(Kind::Broadcast, input, output, chunk.len, dtype, Operator::Sum);
+        // SAFETY: the caller's promise.
+        unsafe { parts.series.enqueue(&exchange::Job { root: root % inside, ..job }) }
+    }
+
+    fn across(&self, call: &Composed, chunk: Chunk) -> Option<Request> {
+        let (at, len) = Broadcast::own(call, chunk.len);
+        let (dtype, root) = (call.checked.dtype, call.checked.signature.root / call.hosts.layout().inside);
+        let request = || call.request(Kind::Broadcast, at, at, len, dtype, Operator::Sum);
+        (len > 0).then(|| Request { root, ..request() })
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
@@ -60,10 +61,10 @@ impl Steps for Broadcast {
             return Ok(());
         }
         let (output, element) = (checked.output.addr() as u64, checked.dtype.size() as u64);
-        let (at, len) = Broadcast::own(parts, chunk.len);
+        let (at, len) = Broadcast::own(parts.call, chunk.len);
         let mut points = Vec::new();
         for peer in 0..parts.layout.inside {
-            let (start, shard) = Broadcast::shard(parts, chunk.len, peer);
+            let (start, shard) = Broadcast::shard(parts.call, chunk.len, peer);
             points.push(send(peer, (at, len * element)));
             points.push(receive(peer, (output + start * element, shard * element)));
         }

@@ -1,7 +1,8 @@
 //! Allreduce and reduce.
 
+use super::super::Composed;
 use super::reduction::Reduction;
-use super::{ALIGNMENT, Chunk, Crossing, Parts, Steps, receive, send};
+use super::{ALIGNMENT, Chunk, Parts, Steps, receive, send};
 use crate::collective::request::{Kind, Request};
 use crate::engine::device::Layout;
 use crate::error::Result;
@@ -17,9 +18,9 @@ pub(super) struct Reduce {
 }
 
 impl Reduce {
-    pub(super) fn new(parts: &Parts<'_>, operator: Operator) -> Reduce {
-        let checked = &parts.call.checked;
-        let reduction = Reduction::new(checked, operator, parts.layout.size());
+    pub(super) fn new(call: &Composed, operator: Operator) -> Reduce {
+        let checked = &call.checked;
+        let reduction = Reduction::new(checked, operator, call.hosts.layout().size());
         Reduce { kind: checked.signature.kind, reduction, root: checked.signature.root }
     }
 
@@ -44,7 +45,7 @@ impl Reduce {
 }
 
 impl Steps for Reduce {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
+    unsafe fn before(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
         let Reduction { element, accumulator, widens, .. } = self.reduction;
         let layout = parts.layout;
         let input = parts.call.checked.input.addr() as u64 + chunk.start * element;
@@ -63,9 +64,15 @@ impl Steps for Reduce {
                 let into = into + shard * accumulator;
                 parts.series.enqueue(&self.reduction.job(parts, Kind::Allreduce, from, into, rest))?;
             }
-            let request = self.reduction.request(parts, self.kind, into, into, shard + rest);
-            parts.across(Request { root: self.root / layout.inside, ..request }).map(Some)
         }
+        Ok(())
+    }
+
+    fn across(&self, call: &Composed, chunk: Chunk) -> Option<Request> {
+        let (layout, made) = (call.hosts.layout(), self.shard(chunk));
+        let (shard, rest) = self.shares(layout, chunk.len);
+        let request = self.reduction.request(call, self.kind, made, made, shard + rest);
+        Some(Request { root: self.root / layout.inside, ..request })
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {

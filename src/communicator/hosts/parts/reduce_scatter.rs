@@ -1,8 +1,9 @@
 //! Reduce-scatter.
 
+use super::super::Composed;
 use super::reduction::Reduction;
-use super::{ALIGNMENT, Chunk, Crossing, Parts, Steps, receive, send};
-use crate::collective::request::Kind;
+use super::{ALIGNMENT, Chunk, Parts, Steps, receive, send};
+use crate::collective::request::{Kind, Request};
 use crate::engine::device::Layout;
 use crate::error::Result;
 use crate::reduce::Operator;
@@ -18,11 +19,11 @@ pub(super) struct ReduceScatter {
 }
 
 impl ReduceScatter {
-    pub(super) fn new(parts: &Parts<'_>, operator: Operator) -> ReduceScatter {
-        let checked = &parts.call.checked;
-        let reduction = Reduction::new(checked, operator, parts.layout.size());
+    pub(super) fn new(call: &Composed, operator: Operator) -> ReduceScatter {
+        let checked = &call.checked;
+        let reduction = Reduction::new(checked, operator, call.hosts.layout().size());
         let together = ReduceScatter { reduction, packs: false };
-        let packs = !together.holds(parts, checked.signature.count);
+        let packs = !together.holds(call, checked.signature.count);
         ReduceScatter { packs, ..together }
     }
 
@@ -37,8 +38,8 @@ impl ReduceScatter {
     }
 
     /// Whether `count` elements of each block are one chunk.
-    fn holds(&self, parts: &Parts<'_>, count: u64) -> bool {
-        count <= parts.room(self.row(parts.layout), 1)
+    fn holds(&self, call: &Composed, count: u64) -> bool {
+        count <= call.room(self.row(call.hosts.layout()), 1)
     }
 
     /// Where lies what this host makes, and where the result.
@@ -51,17 +52,17 @@ impl ReduceScatter {
     }
 
     /// Where the chunk's result goes.
-    fn output(&self, parts: &Parts<'_>, chunk: Chunk) -> u64 {
-        parts.call.checked.output.addr() as u64 + chunk.start * self.reduction.element
+    fn output(&self, call: &Composed, chunk: Chunk) -> u64 {
+        call.checked.output.addr() as u64 + chunk.start * self.reduction.element
     }
 }
 
 impl Steps for ReduceScatter {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Option<Crossing>> {
-        let Reduction { element, accumulator, widens, finishes, .. } = self.reduction;
+    unsafe fn before(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
+        let Reduction { element, accumulator, widens, .. } = self.reduction;
         let (layout, stream, checked) = (parts.layout, parts.series.stream(), &parts.call.checked);
         let (input, count) = (checked.input.addr() as u64, checked.signature.count);
-        let (made, result) = self.places(layout, chunk);
+        let (made, _) = self.places(layout, chunk);
         let Layout { inside, hosts, .. } = layout;
         let (inside, hosts) = (u64::from(inside), u64::from(hosts));
         let from = if self.gathers() { chunk.workspace } else { input };
@@ -87,10 +88,14 @@ impl Steps for ReduceScatter {
                 let into = made + launch * len * accumulator;
                 parts.series.enqueue(&self.reduction.job(parts, Kind::ReduceScatter, from, into, len))?;
             }
-            let into = if finishes { result } else { self.output(parts, chunk) };
-            let request = self.reduction.request(parts, Kind::ReduceScatter, made, into, chunk.len);
-            parts.across(request).map(Some)
         }
+        Ok(())
+    }
+
+    fn across(&self, call: &Composed, chunk: Chunk) -> Option<Request> {
+        let (made, result) = self.places(call.hosts.layout(), chunk);
+        let into = if self.reduction.finishes { result } else { self.output(call, chunk) };
+        Some(self.reduction.request(call, Kind::ReduceScatter, made, into, chunk.len))
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
@@ -105,7 +110,7 @@ impl Steps for ReduceScatter {
         unsafe {
             self.reduction.finish(parts, result, rounded, chunk.len)?;
             // By the kernels that do nothing once the group has failed.
-            let output = self.output(parts, chunk);
+            let output = self.output(parts.call, chunk);
             parts.transfer(vec![send(place, (rounded, bytes)), receive(place, (output, bytes))])
         }
     }

@@ -1,6 +1,6 @@
 //! What the reductions share.
 
-use super::super::between;
+use super::super::{Composed, between};
 use super::Parts;
 use crate::collective::checked::Checked;
 use crate::collective::request::{Kind, Request};
@@ -54,13 +54,13 @@ impl Reduction {
 
     pub(super) fn request(
         &self,
-        parts: &Parts<'_>,
+        call: &Composed,
         kind: Kind,
         input: u64,
         output: u64,
         count: u64,
     ) -> Request {
-        parts.request(kind, input, output, count, self.dtype.accumulator(), between(self.operator))
+        call.request(kind, input, output, count, self.dtype.accumulator(), between(self.operator))
     }
 
     /// Makes accumulators of elements.

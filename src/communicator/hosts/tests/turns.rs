@@ -1,11 +1,14 @@
 //! One thread has all ranks of its host: these take turns.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::members::AHEAD;
 use super::*;
 use crate::communicator::{Part, start_parts};
+use crate::cuda::double::Waiting;
 use crate::engine::endpoint::lock;
+use crate::engine::staged::Hoard;
 
 /// For how many things of a stream the driver has room: more than a chunk is, and much less than a call of
 /// [`CHUNKS`].
@@ -17,10 +20,11 @@ const CHUNKS: u64 = 12;
 /// Words of a chunk of a sum.
 const WORDS: u64 = 3712;
 
-/// A rank, and its second group with all others.
+/// A rank, its second group with all others, and one that knows of no devices.
 struct Seat {
     rank: Rank,
     second: Context,
+    on_host: Context,
 }
 
 impl Seat {
@@ -31,8 +35,9 @@ impl Seat {
         second.cuda().pretend_loads(LOADS);
         second.cuda().pretend_kernels(Arc::new(DoubleKernels(double.clone())));
         agree(&second, *device, devices).expect("an agreement");
+        let on_host = context.duplicate().expect("a third group");
         let (context, double, devices) = (context.clone(), double.clone(), devices.clone());
-        Seat { rank: Rank { context, double, devices, device: *device, stream: *stream }, second }
+        Seat { rank: Rank { context, double, devices, device: *device, stream: *stream }, second, on_host }
     }
 }
 
@@ -136,7 +141,7 @@ fn what_is_on_one_device_keeps_its_order_when_ranks_take_turns() {
     threads_of_hosts_that_end(|seats| {
         for (by_rank, awaited) in [(true, true), (true, false), (false, true)] {
             let (mut list, mut all): (List<'_>, _) = (Vec::new(), Vec::new());
-            for Seat { rank, second } in seats {
+            for Seat { rank, second, .. } in seats {
                 let (memory, sum) = rank.sum(3 * WORDS);
                 let all_to_all = Request {
                     kind: Kind::Alltoall,
@@ -176,6 +181,64 @@ fn what_is_on_one_device_keeps_its_order_when_ranks_take_turns() {
             }
         }
     });
+}
+
+/// The kernels of the first rank wait for those of the second, whatever is called between the two.
+#[test]
+fn a_call_on_host_memory_between_those_of_two_ranks_takes_no_turn() {
+    threads_of_hosts_that_end(|seats| {
+        let mut words = [[1u32; 4]; 2];
+        let what =
+            What { kind: Kind::Allreduce, count: 4, dtype: DataType::U32, operator: Operator::Sum, root: 0 };
+        let mut list: List<'_> = Vec::new();
+        for (Seat { rank, on_host, .. }, words) in seats.iter().zip(&mut words) {
+            let at = words.as_mut_ptr().cast::<u8>();
+            list.push((&rank.context, rank.sum(CHUNKS * WORDS).1, rank.call()));
+            list.push((on_host, what.request(at.cast_const(), at), Call::default()));
+        }
+        for work in start(&list, true) {
+            work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert_eq!(words, [[4; 4]; 2]);
+    });
+}
+
+/// Two hosts, in one thread each, call sums of so many chunks, the second when the first has made its call;
+/// from then on the driver waits for devices where it may.
+fn threads_of_hosts_under_lock(chunks: u64, hoards: bool) {
+    let is_called = AtomicBool::new(false);
+    threads_of_hosts_that_end(|seats| {
+        let is_first = seats[0].rank.context.rank() == 0;
+        let hoard = |Seat { rank, .. }: &Seat| hoards.then(|| Hoard::of(&rank.devices, rank.device));
+        let _hoards = seats.each_ref().map(hoard);
+        let mut list: List<'_> = Vec::new();
+        for Seat { rank, .. } in seats {
+            list.push((&rank.context, rank.sum(chunks * WORDS).1, rank.call()));
+        }
+        let begun = Instant::now();
+        while !is_first && !is_called.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        seats[0].rank.double.limit_queues(100_000);
+        seats[0].rank.double.hold_lock(Waiting::All, PATIENCE / 2);
+        let works = start(&list, true);
+        is_called.store(true, Ordering::Release);
+        for work in works {
+            work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+    });
+}
+
+/// There, the driver waits for the first rank's kernel, and that for the second rank's.
+#[test]
+fn no_memory_is_pinned_behind_a_kernel_that_waits_for_another_rank_of_the_thread() {
+    threads_of_hosts_under_lock(1, true);
+}
+
+/// It does so also where it makes room for orders to couriers.
+#[test]
+fn a_long_call_makes_nothing_in_its_course_though_the_other_host_is_late() {
+    threads_of_hosts_under_lock(30, false);
 }
 
 /// The others' kernels wait for those of the one that has failed.

@@ -129,6 +129,11 @@ impl RelayPlan {
         self.kernels.combiner(*dtype, *operator)
     }
 
+    /// Whether its ranks have their lanes.
+    pub fn has_lanes(&self) -> bool {
+        self.seat.agreed().is_some()
+    }
+
     /// This rank's scalar.
     fn scale(&self) -> f64 {
         match &self.combine {
@@ -187,7 +192,7 @@ impl Relay {
             && on_device(&job.output)
             && plan.courier_combines(job)
             && plan.can_run(&job.order);
-        let likely = can && plan.seat.agreed().is_some();
+        let likely = can && plan.has_lanes();
         let lanes = if first && !likely { staged.most_lanes() } else { 0 };
         staged.provide(lanes, streams_wait)?;
         let job = &staged.job;
