@@ -261,10 +261,10 @@ impl Context {
     /// Ends this rank's part for good. If nothing of it is under way, as far as the context or `elsewhere`
     /// knows, what runs or is to come fails here alone: the others are told as little as where a context is
     /// dropped, since what they have called may be complete by what this rank has sent. Who waits for this
-    /// rank fails within a second. Else this is [`Context::abort`]; so it is where a graph has calls of the
-    /// context, whose replays on other ranks nothing else would end, and where this rank has other contexts
-    /// of the job, and has had messages on the host, or tags, in this one, or the driver does not say in a
-    /// moment that its GPU is done. Waits for nobody.
+    /// rank fails within a second. Else this is [`Context::abort`]; so it is where a graph of any rank has
+    /// calls of the context, whose replays nothing else would end, and where this rank has other contexts of
+    /// the job, and has had messages on the host, or tags, in this one, or the driver does not say in a moment
+    /// that its GPU is done. Waits for nobody.
     pub fn leave(&self, elsewhere: impl FnOnce() -> Rest) {
         let has_left = match &self.0.membership {
             Membership::Solo => false,

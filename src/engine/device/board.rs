@@ -146,6 +146,10 @@ struct Board {
     /// Set by each other member when it needs this member's arena no more; its own by a member that has given
     /// the exchange up before it had it.
     goodbyes: [AtomicU8; MAX_MEMBERS],
+    /// Set when this member captures a call,
+    captures: AtomicU8,
+    /// and when it is to leave, and replays nothing.
+    leaves: AtomicU8,
     /// How many signals were sent to each member; with [`UNCOUNTED`], if graphs send it others.
     signals: [AtomicU64; MAX_RANKS],
     notes: [Slot; NOTES],
@@ -419,6 +423,29 @@ impl Boards {
     /// Whether this rank has noted any.
     pub fn has_sent_signals(&self) -> bool {
         self.board(self.rank).signals.iter().any(|signals| signals.load(Ordering::Relaxed) > 0)
+    }
+
+    /// Notes that there are graphs with calls of this rank. From here on no other leaves in quiet.
+    pub fn note_capture(&self) {
+        // Against `leave_in_quiet`, as the load in `leaves`: one of the two sees the other.
+        self.board(self.rank).captures.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether there are graphs with calls of this rank.
+    pub fn has_captured(&self) -> bool {
+        self.board(self.rank).captures.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a member is to leave, or has left, and replays nothing. To be asked when the capture is noted.
+    pub fn leaves(&self, member: usize) -> bool {
+        self.board(member).leaves.load(Ordering::SeqCst) != 0
+    }
+
+    /// This rank is to leave: in quiet, if no member has graphs with calls, whose replays would wait for its
+    /// own. Whether that is so; it is to make no call any more, either way.
+    pub fn leave_in_quiet(&self) -> bool {
+        self.board(self.rank).leaves.store(1, Ordering::SeqCst);
+        (0..self.size()).all(|member| self.board(member).captures.load(Ordering::SeqCst) == 0)
     }
 
     /// This rank needs the others' arenas no more.

@@ -57,8 +57,6 @@ pub struct DeviceExchange {
     latches: Once,
     /// or broadcasts by stages among ranks of one process.
     pulls: AtomicBool,
-    /// Whether something of it has been captured.
-    in_graphs: AtomicBool,
     /// When each member's goodbye was first seen.
     goodbyes: [OnceLock<Instant>; MAX_RANKS],
 }
@@ -146,7 +144,6 @@ impl DeviceExchange {
             shut: Once::new(),
             latches: Once::new(),
             pulls: AtomicBool::new(false),
-            in_graphs: AtomicBool::new(false),
             goodbyes: Default::default(),
         }
     }
@@ -155,23 +152,18 @@ impl DeviceExchange {
     /// Those lie there until they are waited for, of which this rank does not know.
     pub fn is_referred_to(&self) -> bool {
         let Parts { windows, boards, .. } = self.parts();
-        self.is_in_graphs() || boards.has_sent_signals() || lock(windows).any()
-    }
-
-    /// Whether something of it has been captured.
-    fn is_in_graphs(&self) -> bool {
-        self.in_graphs.load(Ordering::Relaxed)
+        boards.has_captured() || boards.has_sent_signals() || lock(windows).any()
     }
 
     /// Whether no kernels of this rank run, nor may be launched: no calls are being given to streams, and all
-    /// are done, and none can be replayed.
+    /// are done, and none can be replayed, here or elsewhere. For a rank that is to leave.
     pub fn rest(self: &Arc<Self>) -> Rest {
         // Whoever gives a call has this from before that has its number until it is launched.
         let is_free = self.line.try_lock().is_ok();
-        if !is_free || self.is_in_graphs() {
+        let Parts { astray, one_sided, boards, .. } = self.parts();
+        if !boards.leave_in_quiet() || !is_free {
             return Rest::Known(false);
         }
-        let Parts { astray, one_sided, .. } = self.parts();
         if self.watch.is_over() && astray.is_nothing() && one_sided.is_nothing() {
             return Rest::Known(true);
         }

@@ -80,8 +80,8 @@ impl Group {
         true
     }
 
-    /// Whether no kernels of this rank run or may be launched, if as parts of graphs: nothing but a failure
-    /// ends what waits for those on other ranks.
+    /// Whether no kernels of this rank run, and none of any rank may be launched as parts of graphs: nothing but
+    /// a failure ends what waits for those.
     fn rest_on_device(&self) -> Rest {
         self.devices().and_then(Way::exchange).map_or(Rest::Known(true), |exchange| exchange.rest())
     }

@@ -341,6 +341,57 @@ fn what_streams_were_given_ends_though_its_context_is_gone() {
     }
 }
 
+/// Its own would have to be replayed with them, and a replay has no deadline.
+#[test]
+fn graphs_of_others_do_not_wait_for_who_leaves_at_rest() {
+    for captures_first in [true, false] {
+        let (double, devices) = process(2);
+        let _clock = Clock::start(&double);
+        let (store, captured, left) = (Arc::new(HashStore::new()), Barrier::new(2), Barrier::new(2));
+        let join = |rank: u32| {
+            DRIVER.set(Some(double.clone()));
+            let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
+            meet(&[(&context, rank)], || Ok(devices.clone()), choose, LOADS.exchange).expect("an agreement");
+            context
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let context = join(0);
+                let (output, stream) = (double.memory(0, 4), double.stream(0));
+                if !captures_first {
+                    left.wait();
+                }
+                double.begin_capture(stream, 0);
+                // SAFETY: the double trusts no addresses.
+                let launched = unsafe { sum(&context, 1, output, Some(stream), Duration::MAX).launch() };
+                let graph = double.end_capture(stream, 0).expect("a graph");
+                if captures_first {
+                    launched.expect("rank 1 is there");
+                    double.launch_graph(&graph, stream, 0);
+                    captured.wait();
+                    until("the failure", || context.failure().is_some());
+                } else {
+                    let error = launched.err().expect("a replay would wait for rank 1");
+                    assert_eq!(error.status(), Status::PeerFailed, "{error}");
+                    assert!(error.text().contains("rank 1") && error.text().contains("has left"), "{error}");
+                }
+                until("the stream's end", || double.is_idle());
+            });
+            scope.spawn(|| {
+                let context = join(1);
+                if captures_first {
+                    captured.wait();
+                }
+                context.leave(|| Rest::Known(true));
+                if !captures_first {
+                    left.wait();
+                }
+            });
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
 /// What ran on it is over.
 #[test]
 fn an_exchange_whose_device_is_lost_is_given_back() {

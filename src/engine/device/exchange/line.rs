@@ -4,13 +4,14 @@ use std::sync::atomic::{Ordering, fence};
 use std::thread::ThreadId;
 
 use super::graphs::Captured;
-use super::{Caller, DeviceExchange, Enqueued, Meets, Members};
+use super::{Caller, DeviceExchange, Enqueued, Meets, Members, Parts};
 use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::joined;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::device::compare::Calls;
 use crate::engine::device::overdue::GRACE_PERIOD;
+use crate::engine::direct::HAS_LEFT;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::wire::Class;
@@ -75,7 +76,7 @@ impl DeviceExchange {
         // SAFETY: the caller's promise.
         let capture = unsafe { self.devices().driver().stream_capture(handle) };
         if let Ok(Capture::Active(_)) = capture {
-            self.in_graphs.store(true, Ordering::Relaxed);
+            self.parts().boards.note_capture();
         }
         capture.map_err(|error| self.foreign(caller, error))
     }
@@ -135,6 +136,7 @@ impl DeviceExchange {
             // It is no call yet, and may never be one, or many: others need not capture it, and it is
             // compared with nothing.
             let turn = group.number(Class::Captured, signatures, caller.timeout)?;
+            self.check_company(group, class, peers).map_err(|error| error.context(group.describe(&turn)))?;
             let mixes = self.mixes.load(Ordering::Relaxed);
             let launch = |stream: &Stream| joined::between(stream, beside, || launch(stream));
             let given = captured.give(parts, (stream, id), capture, mixes, launch);
@@ -183,6 +185,17 @@ impl DeviceExchange {
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();
         Ok(Enqueued { turn, meets, stream: handle, captured: false })
+    }
+
+    /// An error if a rank leaves that a captured call is with: it replays none, and a replay has no deadline.
+    fn check_company(&self, group: &Group, class: Class, peers: Members) -> Result<()> {
+        let Parts { boards, first, .. } = self.parts();
+        let is_met = |member: u32| class != Class::PointToPoint || peers.has(member);
+        let others = (0..boards.size() as u32).filter(|member| first + member != group.rank());
+        match others.filter(|&member| is_met(member)).find(|&member| boards.leaves(member as usize)) {
+            Some(member) => fail!(PeerFailed, "{} {HAS_LEFT}", group.describe_rank(first + member)),
+            None => Ok(()),
+        }
     }
 
     /// The caller's stream, which the line has then, its id, and the capture that it is in.
