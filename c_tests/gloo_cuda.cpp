@@ -125,6 +125,17 @@ void broadcasts() {
     as_threads(3, [](const GlooContext &context) { one_to_all(context, Place::host); });
 }
 
+/* What all make afterwards meets nevertheless. */
+void one_rank_makes_a_local_one() {
+    as_threads(2, [](const GlooContext &context) {
+        Buffers<float> mine(Place::host, 0, context->rank, 2, 100);
+        if (context->rank == 0) {
+            gloo::CudaAllreduceLocal<float>(context, mine.pointers, 100).run();
+        }
+        sums<gloo::CudaAllreduceRing<float>, float>(context, Place::host);
+    });
+}
+
 /* Each rank a process, on the GPU that falls to it. */
 void on_gpus() {
     for (const int size : {1, 2, 3}) {
@@ -157,7 +168,8 @@ void what_is_wrong() {
 
 int main() {
     std::vector<std::pair<const char *, std::function<void()>>> tests = {
-        {"allreduces", allreduces}, {"broadcasts", broadcasts}, {"what_is_wrong", what_is_wrong}};
+        {"allreduces", allreduces}, {"broadcasts", broadcasts},
+        {"one_rank_makes_a_local_one", one_rank_makes_a_local_one}, {"what_is_wrong", what_is_wrong}};
     if (gpu_is_here()) {
         tests.emplace_back("on_gpus", on_gpus);
     } else {

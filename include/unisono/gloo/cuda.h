@@ -43,11 +43,9 @@ class CudaObject : public Algorithm {
         GLOO_ENFORCE(!buffers.empty(), "no buffer was given");
         GLOO_ENFORCE(streams.empty() || streams.size() == buffers.size(), streams.size(), " streams for ",
                      buffers.size(), " buffers");
-        const unisono_call_t call = detail::call(objectTag(*context_), context_->getTimeout());
         options.pointers = buffers.data();
         options.pointer_count = buffers.size();
         options.streams = streams.empty() ? nullptr : streams.data();
-        options.call = &call;
         ordered_ = !streams.empty();
         // Not enlisted: the streams may be at work when the context is closed.
         algorithm_ = std::make_shared<Prepared>(native, options);
@@ -68,12 +66,14 @@ template <class T> class CudaAllreduce : public CudaObject {
                   const std::vector<cudaStream_t> &streams, unisono_algorithm_kind kind)
         : CudaObject(context) {
         const auto native = context->native();
+        const unisono_call_t call = detail::call(objectTag(*context), context->getTimeout());
         unisono_algorithm_options_t options = UNISONO_ALGORITHM_OPTIONS_INIT;
         options.collective = UNISONO_ALLREDUCE;
         options.algorithm = contextSize_ > 1 ? kind : UNISONO_ALGORITHM_AUTOMATIC;
         options.count = checkedCount(count);
         options.dtype = typeOf<T>();
         options.op = UNISONO_SUM;
+        options.call = &call;
         prepare(native.get(), options, {pointers.begin(), pointers.end()}, streams);
     }
 };
