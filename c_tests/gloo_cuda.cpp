@@ -116,12 +116,14 @@ void one_to_all(const GlooContext &context, Place place) {
 }
 
 void allreduces() {
+    all_sums(std::make_shared<gloo::rendezvous::Context>(0, 1), Place::host);
     for (const int size : {1, 2, 3}) {
         as_threads(size, [](const GlooContext &context) { all_sums(context, Place::host); });
     }
 }
 
 void broadcasts() {
+    one_to_all(std::make_shared<gloo::rendezvous::Context>(0, 1), Place::host);
     as_threads(3, [](const GlooContext &context) { one_to_all(context, Place::host); });
 }
 

@@ -219,7 +219,6 @@ void what_is_wrong_in_objects() {
         const Pointers none, one{memory.data()};
         CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllreduceRing<float>(context, none, 6));
         CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllreduceBcube<float>(context, one, 6, nullptr));
-        CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllreduceLocal<float>(context, none, 6));
         CHECK_THROWS(gloo::InvalidOperationException, "", gloo::AllreduceRing<float>(context, Pointers{nullptr}, 6));
         CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllgatherRing<float>(context, {}, memory.data(), 1));
         for (const int root : {-1, 2}) {
