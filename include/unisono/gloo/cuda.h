@@ -66,7 +66,7 @@ template <class T> class CudaAllreduce : public CudaObject {
                   const std::vector<cudaStream_t> &streams, unisono_algorithm_kind kind)
         : CudaObject(context) {
         const auto native = context->native();
-        const unisono_call_t call = detail::call(objectTag(*context), context->getTimeout());
+        const unisono_call_t call = objectCall(*context);
         unisono_algorithm_options_t options = UNISONO_ALGORITHM_OPTIONS_INIT;
         options.collective = UNISONO_ALLREDUCE;
         options.algorithm = contextSize_ > 1 ? kind : UNISONO_ALGORITHM_AUTOMATIC;

@@ -17,7 +17,7 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
                                  const ReductionFunction<T> *fn = ReductionFunction<T>::sum)
         : Algorithm(context), ptrs_(ptrs), count_(detail::checkedCount(count)), shares_(sharesOf(recvElems)),
           counts_(shares_.begin(), shares_.end()), operator_(detail::operatorFor(fn)),
-          call_(detail::call(detail::objectTag(*context), context->getTimeout())) {
+          call_(detail::objectCall(*context)) {
         GLOO_ENFORCE(!ptrs.empty(), "no buffer was given");
         GLOO_ENFORCE_LE(std::accumulate(shares_.begin(), shares_.end(), std::size_t{0}), count_,
                         "the counts of all ranks");
@@ -33,7 +33,8 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
             detail::check(unisono_reduce_scatterv(context.get(), ptrs_[0], result_.get(), counts_.data(),
                                                   operator_.element.dtype, operator_.op, &call_, nullptr));
         } else {
-            detail::OwnReduction own(context.get(), call_, operator_);
+            const unisono_call_t call = detail::call(call_.tag, context_->getTimeout());
+            detail::OwnReduction own(context.get(), call, operator_);
             own.combine({ptrs_.begin(), ptrs_.end()}, ptrs_[0], count_);
             own.reduceScatter(ptrs_[0], result_.get(), shares_);
         }

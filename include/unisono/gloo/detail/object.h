@@ -18,8 +18,13 @@ namespace gloo {
 inline namespace over_unisono {
 namespace detail {
 
-/* Objects run beside each other and beside the collectives that are functions: each has a tag of its own. */
-inline uint64_t objectTag(Context &context) { return uint64_t{0xa0} << 56 | static_cast<uint64_t>(context.nextSlot()); }
+/* The options of an object's calls. Objects run beside each other and beside the collectives that are functions: each
+   has a tag of its own. The timeout is what the context's is when it runs. */
+inline unisono_call_t objectCall(Context &context) {
+    unisono_call_t options = UNISONO_CALL_INIT;
+    options.tag = uint64_t{0xa0} << 56 | static_cast<uint64_t>(context.nextSlot());
+    return options;
+}
 
 /* unisono's operator, if the function is what gloo has for the type; a program may name a type and bring its own. */
 template <class T> int32_t operatorOf(const ReductionFunction<T> &function) {
@@ -96,7 +101,8 @@ template <class T> class AllreduceObject : public Algorithm {
             check(unisono_algorithm_run(algorithm_->native().get()));
             return;
         }
-        OwnReduction own(context.get(), call_, operator_);
+        const unisono_call_t own_call = call(call_.tag, context_->getTimeout());
+        OwnReduction own(context.get(), own_call, operator_);
         own.combine({pointers_.begin(), pointers_.end()}, pointers_[0], count_);
         own.allreduce(pointers_[0], pointers_[0], count_);
         for (std::size_t i = 1; i < pointers_.size() && count_ > 0; i++) {
@@ -108,7 +114,7 @@ template <class T> class AllreduceObject : public Algorithm {
     AllreduceObject(const std::shared_ptr<Context> &context, const std::vector<T *> &pointers, std::size_t count,
                     const ReductionFunction<T> *function, unisono_algorithm_kind kind)
         : Algorithm(context), pointers_(pointers), count_(count), operator_(operatorFor(function)),
-          call_(call(objectTag(*context), context->getTimeout())) {
+          call_(objectCall(*context)) {
         GLOO_ENFORCE(!pointers.empty(), "no buffer was given");
         if (!operator_.isNative()) {
             return;
