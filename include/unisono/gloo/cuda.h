@@ -26,11 +26,11 @@ class CudaObject : public Algorithm {
     void run() override {
         const auto busy = active();
         if (!ordered_ || contextSize_ == 1) {
-            check(unisono_algorithm_run(algorithm_->native().get()));
+            check(unisono_algorithm_run(algorithm_.get()));
             return;
         }
         unisono_work_t *started = nullptr;
-        check(unisono_algorithm_start(algorithm_->native().get(), &started));
+        check(unisono_algorithm_start(algorithm_.get(), &started));
         const Work work(started);
         check(unisono_work_wait(work.get()));
     }
@@ -48,14 +48,14 @@ class CudaObject : public Algorithm {
         options.streams = streams.empty() ? nullptr : streams.data();
         ordered_ = !streams.empty();
         // Not enlisted: the streams may be at work when the context is closed.
-        algorithm_ = std::make_shared<Prepared>(native, options);
+        algorithm_ = makeAlgorithm(native, options);
     }
 
     /* Held while a run is under way. */
     virtual std::shared_ptr<unisono_context_t> active() { return context_->native(); }
 
   private:
-    std::shared_ptr<Prepared> algorithm_;
+    AlgorithmHandle algorithm_;
     /* Whether the program gave streams. */
     bool ordered_ = false;
 };

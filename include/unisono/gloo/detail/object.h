@@ -62,8 +62,12 @@ template <class T> Operator operatorFor(const ReductionFunction<T> *function) {
 /* A collective over this rank's buffers, prepared, until it is closed. */
 class Prepared : public Closable {
   public:
-    Prepared(const unisono_context_t *context, const unisono_algorithm_options_t &options)
-        : algorithm_(makeAlgorithm(context, options)) {}
+    /* Before this, it is enlisted with the context. That is asked for under the lock, for which whoever closes it
+       waits: it is closed already, or what is made of it is found then, and does not have it in use. */
+    void make(Context &context, const unisono_algorithm_options_t &options) {
+        std::lock_guard<std::mutex> hold(mutex_);
+        algorithm_ = makeAlgorithm(context.native().get(), options);
+    }
 
     /* To be held while a run is under way. */
     std::shared_ptr<unisono_algorithm_t> native() {
@@ -87,9 +91,10 @@ class Prepared : public Closable {
 
 /* One that goes with its context. */
 inline std::shared_ptr<Prepared> prepared(Context &context, const unisono_algorithm_options_t &options) {
-    auto made = std::make_shared<Prepared>(context.native().get(), options);
-    context.enlist(made);
-    return made;
+    auto prepared = std::make_shared<Prepared>();
+    context.enlist(prepared);
+    prepared->make(context, options);
+    return prepared;
 }
 
 /* An allreduce over one or more buffers of each rank, in place. */
