@@ -48,7 +48,7 @@ impl Ends {
         let Some((&first, others)) = self.outputs.split_first() else { return };
         let element = self.reducer.element_size();
         let buffers = self.operands.len() + self.outputs.len();
-        let part = (CACHED_BYTES / (buffers * element)).next_multiple_of(GRAIN);
+        let part = (CACHED_BYTES / (buffers * element)).max(1).next_multiple_of(GRAIN);
         let mut operands = self.operands.clone();
         for start in (0..count).step_by(part) {
             let (count, at) = (part.min(count - start), start * element);
@@ -345,6 +345,18 @@ mod tests {
         (&[0, 1, 2, 3, 0, 1, 2, 3, 0], &[0, 1, 2, 3]),
         (&[0, 1], &[]),
     ];
+
+    /// However few positions of all of them the cache holds.
+    #[test]
+    fn any_number_of_inputs_is_combined() {
+        const INPUTS: usize = 2 * CACHED_BYTES / size_of::<f64>();
+        let (inputs, mut output) = (vec![1.0f64; INPUTS], 0.0f64);
+        let addresses: Vec<*const u8> = inputs.iter().map(|input| (&raw const *input).cast()).collect();
+        // SAFETY: each is an element, and the output is apart.
+        unsafe { reduce_local(&addresses, (&raw mut output).cast(), 1, DataType::F64, Operator::Sum) }
+            .expect("a reduction");
+        assert_eq!(output, INPUTS as f64);
+    }
 
     /// Which result is what: through accumulators, which are rounded when all are combined.
     #[test]
