@@ -171,6 +171,42 @@ void nothing_works_after_closing() {
     });
 }
 
+/* A transport whose connections another thread closes while something is made of it: when that is enlisted. */
+class ClosedMeanwhile : public gloo::transport::Context {
+  public:
+    explicit ClosedMeanwhile(const GlooContext &context)
+        : gloo::transport::Context(context->rank, context->size), context_(context) {}
+
+    std::shared_ptr<unisono_context_t> native() override { return context_->native(); }
+    void enlist(const std::shared_ptr<gloo::detail::Closable> &part) override {
+        context_->closeConnections();
+        context_->enlist(part);
+    }
+
+    std::unique_ptr<gloo::transport::Pair> &createPair(int peer) override { return context_->getPair(peer); }
+    void createAndConnectAllPairs(std::shared_ptr<gloo::IStore>) override {}
+    std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void *memory, std::size_t bytes) override {
+        return context_->createUnboundBuffer(memory, bytes);
+    }
+
+  private:
+    const GlooContext context_;
+};
+
+/* Else it would keep this rank in the group. */
+void objects_are_not_made_of_what_closes_meanwhile() {
+    struct Adopting : gloo::rendezvous::Context {
+        explicit Adopting(const GlooContext &context) : gloo::rendezvous::Context(context->rank, context->size) {
+            adopt(context->getDevice(), std::make_shared<ClosedMeanwhile>(context));
+        }
+    };
+    as_threads(2, [](const GlooContext &context) {
+        float value = 1;
+        CHECK_THROWS(IoException, "closed",
+                     gloo::AllreduceRing<float>(std::make_shared<Adopting>(context), {&value}, 1));
+    });
+}
+
 void others_go_on_when_a_rank_closes() {
     // Rank `idle` has a buffer to receive from a rank that it does not hear of again: 0 from 2, or 2 from 0.
     const auto run = [](int idle, bool leave) {
@@ -591,6 +627,7 @@ int main() {
         {"closing ends this rank's waits", closing_ends_this_ranks_waits},
         {"closing ends what others wait for", closing_ends_what_others_wait_for},
         {"nothing works after closing", nothing_works_after_closing},
+        {"objects are not made of what closes meanwhile", objects_are_not_made_of_what_closes_meanwhile},
         {"others go on when a rank closes", others_go_on_when_a_rank_closes},
         {"messages of a rank that closes end alone", messages_of_a_rank_that_closes_end_alone},
         {"complete messages stay so when a rank closes", complete_messages_stay_so_when_a_rank_closes},

@@ -116,13 +116,26 @@ void one_to_all(const GlooContext &context, Place place) {
 }
 
 void allreduces() {
+    all_sums(std::make_shared<gloo::rendezvous::Context>(0, 1), Place::host);
     for (const int size : {1, 2, 3}) {
         as_threads(size, [](const GlooContext &context) { all_sums(context, Place::host); });
     }
 }
 
 void broadcasts() {
+    one_to_all(std::make_shared<gloo::rendezvous::Context>(0, 1), Place::host);
     as_threads(3, [](const GlooContext &context) { one_to_all(context, Place::host); });
+}
+
+/* What all make afterwards meets nevertheless. */
+void one_rank_makes_a_local_one() {
+    as_threads(2, [](const GlooContext &context) {
+        Buffers<float> mine(Place::host, 0, context->rank, 2, 100);
+        if (context->rank == 0) {
+            gloo::CudaAllreduceLocal<float>(context, mine.pointers, 100).run();
+        }
+        sums<gloo::CudaAllreduceRing<float>, float>(context, Place::host);
+    });
 }
 
 /* Each rank a process, on the GPU that falls to it. */
@@ -157,7 +170,8 @@ void what_is_wrong() {
 
 int main() {
     std::vector<std::pair<const char *, std::function<void()>>> tests = {
-        {"allreduces", allreduces}, {"broadcasts", broadcasts}, {"what_is_wrong", what_is_wrong}};
+        {"allreduces", allreduces}, {"broadcasts", broadcasts},
+        {"one_rank_makes_a_local_one", one_rank_makes_a_local_one}, {"what_is_wrong", what_is_wrong}};
     if (gpu_is_here()) {
         tests.emplace_back("on_gpus", on_gpus);
     } else {

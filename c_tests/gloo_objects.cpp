@@ -69,6 +69,12 @@ template <class T> struct Buffers {
     std::vector<T *> pointers;
 };
 
+/* Where there is nobody to be connected with, objects need no connection. */
+void on_each_group(const Body &body) {
+    body(std::make_shared<gloo::rendezvous::Context>(0, 1));
+    on_each_size(body);
+}
+
 // ---- the allreduces
 
 template <template <class> class Allreduce> void check_allreduce(const GlooContext &context) {
@@ -99,7 +105,7 @@ template <template <class> class Allreduce> void check_allreduce(const GlooConte
     CHECK_EQ(combined_elsewhere, 0);
 }
 
-template <template <class> class Allreduce> void allreduces() { on_each_size(check_allreduce<Allreduce>); }
+template <template <class> class Allreduce> void allreduces() { on_each_group(check_allreduce<Allreduce>); }
 
 /* Each rank has as many buffers as it will. */
 void different_numbers_of_buffers() {
@@ -112,14 +118,12 @@ void different_numbers_of_buffers() {
     });
 }
 
-/* Ranks have nothing to do with each other. */
+/* Ranks have nothing to do with each other: one alone makes them, and what all make afterwards meets. */
 void local() {
     as_threads(2, [](const GlooContext &context) {
         may_combine = true;
-        if (context->rank == 1) {
-            return;
-        }
-        for (const int count : {0, 1, 1001}) {
+        const std::vector<int> counts{0, 1, 1001};
+        for (const int count : context->rank == 0 ? counts : std::vector<int>()) {
             for (const std::size_t number : {1, 3}) {
                 Buffers<uint32_t> numbers(number, count);
                 numbers.mark_all(0);
@@ -132,6 +136,10 @@ void local() {
             }
         }
         CHECK_EQ(combined_elsewhere, 0);
+        Buffers<uint32_t> of_all(1, 10);
+        of_all.mark_all(context->rank);
+        gloo::AllreduceRing<uint32_t>(context, of_all.pointers, 10).run();
+        CHECK(of_all.all_are(sum_of_marks({1, 1}, 10)));
     });
 }
 
@@ -220,7 +228,7 @@ void own_functions_by_the_name_of_gloos() {
 /* Elements that cannot be compared, so that gloo has no least and no greatest of them. */
 void own_function_of_complex_numbers() {
     using Complex = std::complex<double>;
-    on_each_size([](const GlooContext &context) {
+    on_each_group([](const GlooContext &context) {
         const ReductionFunction<Complex> product(gloo::CUSTOM, [](Complex *x, const Complex *y, std::size_t n) {
             std::transform(x, x + n, y, x, std::multiplies<Complex>());
         });
@@ -278,7 +286,7 @@ void own_function_that_throws() {
 // ---- allgather, broadcast, reduce-scatter, barriers
 
 void allgather_ring() {
-    on_each_size([](const GlooContext &context) {
+    on_each_group([](const GlooContext &context) {
         for (const int count : {0, 1, 7, 100001}) {
             for (const std::size_t number : {1, 3}) {
                 Buffers<uint32_t> in(number, count);
@@ -315,7 +323,7 @@ void allgather_ring() {
 }
 
 void broadcast_one_to_all() {
-    on_each_size([](const GlooContext &context) {
+    on_each_group([](const GlooContext &context) {
         for (const int count : {0, 1, 7, 100001}) {
             for (int root = 0; root < context->size; root++) {
                 for (const int rootPointer : {0, 2}) {
@@ -380,7 +388,7 @@ template <class T> void check_reduce_scatter(const GlooContext &context, const R
 }
 
 void reduce_scatter() {
-    on_each_size([](const GlooContext &context) {
+    on_each_group([](const GlooContext &context) {
         may_combine = true;
         const auto all = [&](std::size_t number) { return everyone(context->size, number); };
         check_reduce_scatter<uint32_t>(
@@ -393,7 +401,21 @@ void reduce_scatter() {
     });
 }
 
+/* As in gloo, what a rank by itself has no need of is not looked at. */
+void what_a_rank_by_itself_is_told() {
+    as_threads(1, [](const GlooContext &context) {
+        for (const std::vector<int> &shares : {std::vector<int>{}, {2}, {11}, {-1}, {1, 2}}) {
+            Buffers<uint32_t> buffers(2, 10);
+            buffers.mark_all(0);
+            gloo::ReduceScatterHalvingDoubling<uint32_t>(context, buffers.pointers, 10, shares).run();
+            CHECK(buffers.all_are(sum_of_marks({2}, 10)));
+        }
+        gloo::AllreduceLocal<uint32_t>(context, {}, 10).run();
+    });
+}
+
 template <class Barrier> void barriers() {
+    Barrier(std::make_shared<gloo::rendezvous::Context>(0, 1)).run();
     for (const int size : {1, 2, 5}) {
         check_barrier(size, [](const GlooContext &context) {
             const auto barrier = std::make_shared<Barrier>(context);
@@ -449,6 +471,7 @@ int main() {
         {"AllgatherRing", allgather_ring},
         {"BroadcastOneToAll", broadcast_one_to_all},
         {"ReduceScatterHalvingDoubling", reduce_scatter},
+        {"what a rank by itself is told", what_a_rank_by_itself_is_told},
         {"BarrierAllToAll", barriers<gloo::BarrierAllToAll>},
         {"BarrierAllToOne", barriers<gloo::BarrierAllToOne>},
         {"PairwiseExchange", pairwise_exchange},

@@ -15,6 +15,8 @@
 #include <gloo/barrier_all_to_one.h>
 #include <gloo/broadcast.h>
 #include <gloo/broadcast_one_to_all.h>
+#include <gloo/cuda_allreduce_ring.h>
+#include <gloo/cuda_broadcast_one_to_all.h>
 #include <gloo/gather.h>
 #include <gloo/gatherv.h>
 #include <gloo/pairwise_exchange.h>
@@ -219,7 +221,6 @@ void what_is_wrong_in_objects() {
         const Pointers none, one{memory.data()};
         CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllreduceRing<float>(context, none, 6));
         CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllreduceBcube<float>(context, one, 6, nullptr));
-        CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllreduceLocal<float>(context, none, 6));
         CHECK_THROWS(gloo::InvalidOperationException, "", gloo::AllreduceRing<float>(context, Pointers{nullptr}, 6));
         CHECK_THROWS(gloo::EnforceNotMet, "", gloo::AllgatherRing<float>(context, {}, memory.data(), 1));
         for (const int root : {-1, 2}) {
@@ -314,11 +315,11 @@ void timeouts() {
     });
 }
 
-/* By the context's timeout when they were made. */
+/* By the context's timeout when they run. */
 template <class Made, class... More> void check_object_times_out(const More &...more) {
     check_times_out([&](const GlooContext &context) {
-        context->setTimeout(milliseconds(100));
         const auto object = std::make_shared<Made>(context, more...);
+        context->setTimeout(milliseconds(100));
         return [object] { object->run(); };
     });
 }
@@ -328,14 +329,23 @@ void timeouts_of_objects() {
     const std::vector<float *> pointers{memory.data()};
     check_object_times_out<gloo::BarrierAllToOne>();
     check_object_times_out<gloo::PairwiseExchange>(1000, 1);
-    // One memory for both ranks: neither gets so far as to write to it.
+    // One memory for both ranks: the one that does not come touches nothing of it.
+    std::vector<float> out(2000);
+    check_object_times_out<gloo::AllgatherRing<float>>(std::vector<const float *>{memory.data()}, out.data(), 1000);
+    check_object_times_out<gloo::BroadcastOneToAll<float>>(pointers, std::size_t{1000}, 1);
+    check_object_times_out<gloo::CudaAllreduceRing<float>>(pointers, 1000);
+    check_object_times_out<gloo::CudaBroadcastOneToAll<float>>(pointers, 1000, 1);
     check_object_times_out<gloo::AllreduceHalvingDoubling<float>>(pointers, 1000);
     const gloo::ReductionFunction<float> own(gloo::CUSTOM, [](float *x, const float *y, std::size_t n) {
         for (std::size_t i = 0; i < n; i++) {
             x[i] += y[i];
         }
     });
-    check_object_times_out<gloo::AllreduceRing<float>>(pointers, 1000, &own);
+    const std::vector<int> shares{500, 500};
+    for (const auto *function : {gloo::ReductionFunction<float>::sum, &own}) {
+        check_object_times_out<gloo::AllreduceRing<float>>(pointers, 1000, function);
+        check_object_times_out<gloo::ReduceScatterHalvingDoubling<float>>(pointers, 1000, shares, function);
+    }
 }
 
 /* The rank whose function throws has what it threw; the others, which are in the call, are told. */

@@ -126,6 +126,42 @@ fn run_over<T: Copy>(
     (ended, memory)
 }
 
+/// The ranks combine accumulators then, whatever the elements are.
+#[test]
+fn an_object_has_the_name_of_what_the_ranks_run() {
+    let name = |context: &Context, count: usize, buffers: usize, dtype: DataType, operator| {
+        let mut memory = vec![vec![0u8; count * 4]; buffers];
+        let options = AlgorithmOptions {
+            kind: Kind::Allreduce,
+            algorithm: 0,
+            buffers: memory.iter_mut().map(|buffer| buffer.as_mut_ptr()).collect(),
+            streams: Vec::new(),
+            count: count as u64,
+            dtype,
+            operator,
+            root: 0,
+            root_buffer: 0,
+            call: Call::default(),
+        };
+        // SAFETY: the buffers outlive the object.
+        unsafe { Prepared::new(context, options) }.expect("an object").algorithm()
+    };
+    ranks(4, TRANSPORTS[0], |context| {
+        let mut differ = 0;
+        for count in (8..22).map(|digits| 1 << digits) {
+            let of_one = |dtype| name(context, count, 1, dtype, Operator::Sum);
+            differ += usize::from(of_one(DataType::Bf16) != of_one(DataType::F32));
+            for (buffers, operator) in
+                [(2, Operator::Sum), (2, Operator::Average), (1, Operator::PreMulSum(0.5))]
+            {
+                let found = name(context, count, buffers, DataType::Bf16, operator);
+                assert_eq!(found, of_one(DataType::F32), "{count} elements, {operator:?}");
+            }
+        }
+        assert!(differ > 0, "elements of both sizes go by one algorithm at each count");
+    });
+}
+
 #[test]
 fn an_average_over_different_numbers_of_buffers_is_a_mismatch() {
     let floats = (DataType::F32, 1.0_f32);

@@ -80,8 +80,8 @@ pub enum unisono_op {
 ///
 /// It is associative; it need not commute, since what comes from lower ranks always stands on the left, but
 /// by the ring algorithms, which are taken by name alone. It may be called from any thread of the library,
-/// several at once, until the operation completes, and calls no function of unisono. The two buffers never
-/// overlap; they are aligned to the element.
+/// several at once, until the operation completes, and calls no function of unisono. No exception may leave
+/// it: the process ends. The two buffers never overlap; they are aligned to the element.
 pub type unisono_reduce_function_t = Option<
     unsafe extern "C" fn(
         accumulator: *mut c_void,

@@ -235,9 +235,20 @@ impl Context {
         Ok(Pending::from(Work::running(running)))
     }
 
-    /// The name of the algorithm that `request` would run; checks the request.
-    pub(super) fn algorithm(&self, request: &Request, call: &Call) -> Result<&'static str> {
-        self.algorithm_of(Checked::new(request, self.rank(), self.size())?, call)
+    /// The name of the algorithm that `request` would run, over several `buffers` of this rank if there are
+    /// any; checks the request.
+    pub(super) fn algorithm(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<&'static str> {
+        let checked = Checked::new(request, self.rank(), self.size())?;
+        let checked = match widen(&checked, request.operator, buffers, self.size())? {
+            Some(ends) => ends.rest(&checked),
+            None => checked,
+        };
+        self.algorithm_of(checked, call)
     }
 
     /// The same, of a scatter of this rank's `blocks`.
@@ -276,7 +287,7 @@ impl Context {
 
     /// Refuses an algorithm that is named in a group of one and that larger groups refuse.
     pub(super) fn check_algorithm(&self, request: &Request, call: &Call) -> Result<()> {
-        if call.algorithm.unwrap_or(0) == 0 { Ok(()) } else { self.algorithm(request, call).map(drop) }
+        if call.algorithm.unwrap_or(0) == 0 { Ok(()) } else { self.algorithm(request, call, &[]).map(drop) }
     }
 
     /// Whether a call is on host memory and asks nothing of devices, before anything is known of its

@@ -107,7 +107,8 @@ impl Prepared {
         check(&options, is_root, context.size())?;
         let (mut request, mut call) = (request_of(&options, is_root), call_of(&options));
         let name = match blocks_of(&options, is_root) {
-            [] => context.algorithm(&request, &call)?,
+            [] if takes_many(kind) => context.algorithm(&request, &call, &options.buffers)?,
+            [] => context.algorithm(&request, &call, &[])?,
             blocks => context.algorithm_of_blocks(&request, &call, blocks)?,
         };
         // SAFETY: the caller's promise.

@@ -48,7 +48,7 @@ impl Ends {
         let Some((&first, others)) = self.outputs.split_first() else { return };
         let element = self.reducer.element_size();
         let buffers = self.operands.len() + self.outputs.len();
-        let part = (CACHED_BYTES / (buffers * element)).next_multiple_of(GRAIN);
+        let part = (CACHED_BYTES / (buffers * element)).max(1).next_multiple_of(GRAIN);
         let mut operands = self.operands.clone();
         for start in (0..count).step_by(part) {
             let (count, at) = (part.min(count - start), start * element);
@@ -67,13 +67,27 @@ impl Ends {
         }
     }
 
+    /// The type of the accumulators, which the ranks combine.
+    fn accumulator(&self) -> DataType {
+        match self.operator {
+            Operator::Custom(_) => self.dtype,
+            _ => self.dtype.accumulator(),
+        }
+    }
+
+    /// The ordinary reduction of the accumulators that is left of the call `checked`, wherever they are.
+    pub fn rest(&self, checked: &Checked) -> Checked {
+        let operator = match self.operator {
+            Operator::Average | Operator::PreMulSum(_) => Operator::Sum,
+            other => other,
+        };
+        Checked { dtype: self.accumulator(), operator: Some(operator), ..checked.clone() }
+    }
+
     /// Of the call `checked` of a larger group, which lends a workspace of so many bytes. The operands are
     /// read when the call has its turn: those before it may still write them.
     pub fn around(mut self, checked: &Checked, lend: impl FnOnce(usize) -> Result<Lent>) -> Result<Wide> {
-        let accumulator = match self.operator {
-            Operator::Custom(_) => self.dtype,
-            _ => self.dtype.accumulator(),
-        };
+        let accumulator = self.accumulator();
         let (input_len, output_len) = (checked.input_len(), checked.output_len());
         let workspace = lend(input_len * accumulator.size())?;
         let is_final = accumulator == self.dtype && !matches!(self.operator, Operator::Average);
@@ -89,7 +103,7 @@ impl Ends {
             _ => (workspace.address(), None),
         };
         let finished = 0;
-        Ok(Wide { ends: self, input_len, workspace, result, alias, output_len, finished, accumulator })
+        Ok(Wide { ends: self, input_len, workspace, result, alias, output_len, finished })
     }
 }
 
@@ -126,7 +140,13 @@ pub unsafe fn reduce_local(
     }
     let ends = Ends::new(dtype, operator, operands(operator, inputs), vec![output], contributions)?;
     // SAFETY: the caller's promise; the output is apart from each input, or the same.
-    unsafe { ends.combine(count as usize) };
+    unsafe {
+        match inputs {
+            // As a group of one has it, the payload of a NaN too.
+            &[input] if !matches!(operator, Operator::PreMulSum(_)) => spread(input, &[output], bytes),
+            _ => ends.combine(count as usize),
+        }
+    }
     Ok(())
 }
 
@@ -143,7 +163,6 @@ pub struct Wide {
     output_len: usize,
     /// Positions of the outputs that have been written.
     finished: usize,
-    accumulator: DataType,
 }
 
 // SAFETY: operands and outputs are the caller's, promised to be usable from the library's threads until the
@@ -153,18 +172,8 @@ unsafe impl Send for Wide {}
 impl Wide {
     /// The ordinary reduction that is left to do.
     pub fn rest(&self, checked: &Checked) -> Checked {
-        let operator = match self.ends.operator {
-            Operator::Average | Operator::PreMulSum(_) => Operator::Sum,
-            other => other,
-        };
-        Checked {
-            input: self.workspace.address(),
-            output: self.result,
-            alias: self.alias,
-            dtype: self.accumulator,
-            operator: Some(operator),
-            ..checked.clone()
-        }
+        let (input, output) = (self.workspace.address().cast_const(), self.result);
+        Checked { input, output, alias: self.alias, ..self.ends.rest(checked) }
     }
 
     /// The operation, for `plan` made of [`Wide::rest`].
@@ -345,6 +354,35 @@ mod tests {
         (&[0, 1, 2, 3, 0, 1, 2, 3, 0], &[0, 1, 2, 3]),
         (&[0, 1], &[]),
     ];
+
+    /// However few positions of all of them the cache holds.
+    #[test]
+    fn any_number_of_inputs_is_combined() {
+        const INPUTS: usize = 2 * CACHED_BYTES / size_of::<f64>();
+        let (inputs, mut output) = (vec![1.0f64; INPUTS], 0.0f64);
+        let addresses: Vec<*const u8> = inputs.iter().map(|input| (&raw const *input).cast()).collect();
+        // SAFETY: each is an element, and the output is apart.
+        unsafe { reduce_local(&addresses, (&raw mut output).cast(), 1, DataType::F64, Operator::Sum) }
+            .expect("a reduction");
+        assert_eq!(output, INPUTS as f64);
+    }
+
+    #[test]
+    fn one_input_is_the_result_bit_for_bit() {
+        // NaNs of all kinds among them.
+        let input: Vec<u32> =
+            (0..20_003u32).map(|at| at.wrapping_mul(0x9e37_79b9)).chain([0xffc1_2345]).collect();
+        for operator in [Operator::Sum, Operator::Average, Operator::Max] {
+            for dtype in [DataType::F32, DataType::Bf16, DataType::F8E5M2] {
+                let mut output = vec![0u32; input.len()];
+                let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+                let count = (input.len() * 4 / dtype.size()) as u64;
+                // SAFETY: both have so many elements, and are apart.
+                unsafe { reduce_local(&[from], to, count, dtype, operator) }.expect("a reduction");
+                assert!(output == input, "{operator:?} of {}", dtype.name());
+            }
+        }
+    }
 
     /// Which result is what: through accumulators, which are rounded when all are combined.
     #[test]

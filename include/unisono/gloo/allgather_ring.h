@@ -10,8 +10,7 @@ template <class T> class AllgatherRing : public Algorithm {
   public:
     AllgatherRing(const std::shared_ptr<Context> &context, const std::vector<const T *> &inPtrs, T *outPtr, int count)
         : Algorithm(context), in_(inPtrs), out_(reinterpret_cast<char *>(outPtr)),
-          bytes_(detail::checkedCount(count) * sizeof(T)),
-          call_(detail::call(detail::objectTag(*context), context->getTimeout())) {
+          bytes_(detail::checkedCount(count) * sizeof(T)), call_(detail::objectCall(*context)) {
         GLOO_ENFORCE(!inPtrs.empty(), "no input was given");
     }
 

@@ -17,7 +17,6 @@ template <class T> class AllreduceLocal : public Algorithm {
     AllreduceLocal(const std::shared_ptr<Context> &context, const std::vector<T *> &ptrs, int count,
                    const ReductionFunction<T> *fn = ReductionFunction<T>::sum)
         : Algorithm(context), ptrs_(ptrs), count_(detail::checkedCount(count)), fn_(fn) {
-        GLOO_ENFORCE(!ptrs.empty(), "no buffer was given");
         const detail::Operator operation = detail::operatorFor(fn);
         if (ptrs.size() > 1 && operation.isNative()) {
             native_.emplace(operation, std::vector<void *>(ptrs.begin(), ptrs.end()), count_);

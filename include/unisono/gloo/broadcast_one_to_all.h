@@ -15,7 +15,7 @@ template <class T> class BroadcastOneToAll : public Algorithm {
         GLOO_ENFORCE(rootPointerRank >= 0 && static_cast<std::size_t>(rootPointerRank) < ptrs.size(), "buffer ",
                      rootPointerRank, " of ", ptrs.size());
         const std::vector<void *> buffers(ptrs.begin(), ptrs.end());
-        const unisono_call_t call = detail::call(detail::objectTag(*context), context->getTimeout());
+        const unisono_call_t call = detail::objectCall(*context);
         unisono_algorithm_options_t options = UNISONO_ALGORITHM_OPTIONS_INIT;
         options.collective = UNISONO_BROADCAST;
         options.algorithm = contextSize_ > 1 ? UNISONO_ALGORITHM_ONE_TO_ALL : UNISONO_ALGORITHM_AUTOMATIC;

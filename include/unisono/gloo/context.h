@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "gloo/common/logging.h"
@@ -59,10 +60,12 @@ class Context {
     /* For connecting, and for everything that is given no timeout of its own; 0: no limit. */
     void setTimeout(std::chrono::milliseconds timeout = kTimeoutDefault) {
         GLOO_ENFORCE(timeout.count() >= 0, "a timeout is not negative");
+        std::lock_guard<std::mutex> hold(mutex_);
         timeout_ = timeout;
         if (transportContext_) {
             transportContext_->setTimeout(timeout);
         }
+        tellTimeout();
     }
     std::chrono::milliseconds getTimeout() const { return timeout_; }
 
@@ -71,9 +74,23 @@ class Context {
     }
 
     /* unisono's own: the native face's context, for what gloo has no name for. */
-    std::shared_ptr<unisono_context_t> native() { return connected().native(); }
+    std::shared_ptr<unisono_context_t> native() {
+        if (!isUnconnectedOne()) {
+            return connected().native();
+        }
+        std::lock_guard<std::mutex> hold(mutex_);
+        if (!alone_) {
+            alone_ = detail::alone();
+            tellTimeout();
+        }
+        return alone_;
+    }
     /* And what is to let go of it when the connections are closed. */
-    void enlist(const std::shared_ptr<detail::Closable> &part) { connected().enlist(part); }
+    void enlist(const std::shared_ptr<detail::Closable> &part) {
+        if (!isUnconnectedOne()) {
+            connected().enlist(part);
+        }
+    }
 
   protected:
     transport::Context &connected() const {
@@ -99,6 +116,20 @@ class Context {
     std::shared_ptr<transport::Context> transportContext_;
     int slot_ = 0;
     std::chrono::milliseconds timeout_ = kTimeoutDefault;
+
+  private:
+    /* A group of one has collectives before it is connected, too, as in gloo. */
+    bool isUnconnectedOne() const { return size == 1 && !transportContext_; }
+
+    void tellTimeout() const {
+        if (alone_) {
+            unisono_context_set_timeout(alone_.get(), detail::milliseconds(timeout_));
+        }
+    }
+
+    std::mutex mutex_;
+    /* What those run on. */
+    std::shared_ptr<unisono_context_t> alone_;
 };
 
 } // namespace over_unisono

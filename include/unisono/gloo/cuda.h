@@ -26,11 +26,11 @@ class CudaObject : public Algorithm {
     void run() override {
         const auto busy = active();
         if (!ordered_ || contextSize_ == 1) {
-            check(unisono_algorithm_run(algorithm_->native().get()));
+            check(unisono_algorithm_run(algorithm_.get()));
             return;
         }
         unisono_work_t *started = nullptr;
-        check(unisono_algorithm_start(algorithm_->native().get(), &started));
+        check(unisono_algorithm_start(algorithm_.get(), &started));
         const Work work(started);
         check(unisono_work_wait(work.get()));
     }
@@ -43,21 +43,19 @@ class CudaObject : public Algorithm {
         GLOO_ENFORCE(!buffers.empty(), "no buffer was given");
         GLOO_ENFORCE(streams.empty() || streams.size() == buffers.size(), streams.size(), " streams for ",
                      buffers.size(), " buffers");
-        const unisono_call_t call = detail::call(objectTag(*context_), context_->getTimeout());
         options.pointers = buffers.data();
         options.pointer_count = buffers.size();
         options.streams = streams.empty() ? nullptr : streams.data();
-        options.call = &call;
         ordered_ = !streams.empty();
         // Not enlisted: the streams may be at work when the context is closed.
-        algorithm_ = std::make_shared<Prepared>(native, options);
+        algorithm_ = makeAlgorithm(native, options);
     }
 
     /* Held while a run is under way. */
     virtual std::shared_ptr<unisono_context_t> active() { return context_->native(); }
 
   private:
-    std::shared_ptr<Prepared> algorithm_;
+    AlgorithmHandle algorithm_;
     /* Whether the program gave streams. */
     bool ordered_ = false;
 };
@@ -68,12 +66,14 @@ template <class T> class CudaAllreduce : public CudaObject {
                   const std::vector<cudaStream_t> &streams, unisono_algorithm_kind kind)
         : CudaObject(context) {
         const auto native = context->native();
+        const unisono_call_t call = objectCall(*context);
         unisono_algorithm_options_t options = UNISONO_ALGORITHM_OPTIONS_INIT;
         options.collective = UNISONO_ALLREDUCE;
         options.algorithm = contextSize_ > 1 ? kind : UNISONO_ALGORITHM_AUTOMATIC;
         options.count = checkedCount(count);
         options.dtype = typeOf<T>();
         options.op = UNISONO_SUM;
+        options.call = &call;
         prepare(native.get(), options, {pointers.begin(), pointers.end()}, streams);
     }
 };

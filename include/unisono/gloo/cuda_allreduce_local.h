@@ -16,11 +16,15 @@ template <class T> class CudaAllreduceLocal : public detail::CudaObject {
         options.count = detail::checkedCount(count);
         options.dtype = detail::typeOf<T>();
         options.op = UNISONO_SUM;
+        // No number of the context's is taken: the other ranks need not make one of these.
         prepare(alone_.get(), options, {ptrs.begin(), ptrs.end()}, streams);
     }
 
   protected:
-    std::shared_ptr<unisono_context_t> active() override { return alone_; }
+    std::shared_ptr<unisono_context_t> active() override {
+        detail::check(unisono_context_set_timeout(alone_.get(), detail::milliseconds(context_->getTimeout())));
+        return alone_;
+    }
 
   private:
     const std::shared_ptr<unisono_context_t> alone_;

@@ -15,6 +15,7 @@ template <class T, class W = CudaHostWorkspace<T>> class CudaBroadcastOneToAll :
         GLOO_ENFORCE(rootPointerRank >= 0 && static_cast<std::size_t>(rootPointerRank) < ptrs.size(), "buffer ",
                      rootPointerRank, " of ", ptrs.size());
         const auto native = context->native();
+        const unisono_call_t call = detail::objectCall(*context);
         unisono_algorithm_options_t options = UNISONO_ALGORITHM_OPTIONS_INIT;
         options.collective = UNISONO_BROADCAST;
         options.algorithm = contextSize_ > 1 ? UNISONO_ALGORITHM_ONE_TO_ALL : UNISONO_ALGORITHM_AUTOMATIC;
@@ -22,6 +23,7 @@ template <class T, class W = CudaHostWorkspace<T>> class CudaBroadcastOneToAll :
         options.dtype = UNISONO_UINT8;
         options.root_rank = static_cast<uint32_t>(rootRank);
         options.root_pointer = static_cast<uint64_t>(rootPointerRank);
+        options.call = &call;
         prepare(native.get(), options, {ptrs.begin(), ptrs.end()}, streams);
     }
 };

@@ -15,13 +15,10 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
     ReduceScatterHalvingDoubling(const std::shared_ptr<Context> &context, const std::vector<T *> &ptrs, int count,
                                  const std::vector<int> &recvElems,
                                  const ReductionFunction<T> *fn = ReductionFunction<T>::sum)
-        : Algorithm(context), ptrs_(ptrs), count_(detail::checkedCount(count)),
-          shares_(recvElems.begin(), recvElems.end()), counts_(recvElems.begin(), recvElems.end()),
-          operator_(detail::operatorFor(fn)), call_(detail::call(detail::objectTag(*context), context->getTimeout())) {
+        : Algorithm(context), ptrs_(ptrs), count_(detail::checkedCount(count)), shares_(sharesOf(recvElems)),
+          counts_(shares_.begin(), shares_.end()), operator_(detail::operatorFor(fn)),
+          call_(detail::objectCall(*context)) {
         GLOO_ENFORCE(!ptrs.empty(), "no buffer was given");
-        GLOO_ENFORCE_EQ(shares_.size(), static_cast<std::size_t>(contextSize_), "a count for each rank");
-        GLOO_ENFORCE(std::all_of(recvElems.begin(), recvElems.end(), [](int share) { return share >= 0; }),
-                     "a count is not negative");
         GLOO_ENFORCE_LE(std::accumulate(shares_.begin(), shares_.end(), std::size_t{0}), count_,
                         "the counts of all ranks");
         result_.reset(new T[mine() + 1]);
@@ -36,7 +33,8 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
             detail::check(unisono_reduce_scatterv(context.get(), ptrs_[0], result_.get(), counts_.data(),
                                                   operator_.element.dtype, operator_.op, &call_, nullptr));
         } else {
-            detail::OwnReduction own(context.get(), call_, operator_);
+            const unisono_call_t call = detail::call(call_.tag, context_->getTimeout());
+            detail::OwnReduction own(context.get(), call, operator_);
             own.combine({ptrs_.begin(), ptrs_.end()}, ptrs_[0], count_);
             own.reduceScatter(ptrs_[0], result_.get(), shares_);
         }
@@ -46,6 +44,17 @@ template <class T> class ReduceScatterHalvingDoubling : public Algorithm {
     }
 
   private:
+    /* A group of one has the whole, whatever it is told, as in gloo. */
+    std::vector<std::size_t> sharesOf(const std::vector<int> &recvElems) const {
+        if (contextSize_ == 1) {
+            return {count_};
+        }
+        GLOO_ENFORCE_EQ(recvElems.size(), static_cast<std::size_t>(contextSize_), "a count for each rank");
+        GLOO_ENFORCE(std::all_of(recvElems.begin(), recvElems.end(), [](int share) { return share >= 0; }),
+                     "a count is not negative");
+        return std::vector<std::size_t>(recvElems.begin(), recvElems.end());
+    }
+
     std::size_t mine() const { return shares_[static_cast<std::size_t>(contextRank_)]; }
 
     const std::vector<T *> ptrs_;

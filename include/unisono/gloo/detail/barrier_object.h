@@ -16,7 +16,7 @@ class BarrierObject : public Barrier {
 
   protected:
     explicit BarrierObject(const std::shared_ptr<Context> &context)
-        : Barrier(context), call_(call(objectTag(*context), context->getTimeout())) {}
+        : Barrier(context), call_(objectCall(*context)) {}
 
   private:
     const unisono_call_t call_;

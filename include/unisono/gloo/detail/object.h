@@ -18,8 +18,13 @@ namespace gloo {
 inline namespace over_unisono {
 namespace detail {
 
-/* Objects run beside each other and beside the collectives that are functions: each has a tag of its own. */
-inline uint64_t objectTag(Context &context) { return uint64_t{0xa0} << 56 | static_cast<uint64_t>(context.nextSlot()); }
+/* The options of an object's calls. Objects run beside each other and beside the collectives that are functions: each
+   has a tag of its own. The timeout is what the context's is when it runs. */
+inline unisono_call_t objectCall(Context &context) {
+    unisono_call_t options = UNISONO_CALL_INIT;
+    options.tag = uint64_t{0xa0} << 56 | static_cast<uint64_t>(context.nextSlot());
+    return options;
+}
 
 /* unisono's operator, if the function is what gloo has for the type; a program may name a type and bring its own. */
 template <class T> int32_t operatorOf(const ReductionFunction<T> &function) {
@@ -57,8 +62,12 @@ template <class T> Operator operatorFor(const ReductionFunction<T> *function) {
 /* A collective over this rank's buffers, prepared, until it is closed. */
 class Prepared : public Closable {
   public:
-    Prepared(const unisono_context_t *context, const unisono_algorithm_options_t &options)
-        : algorithm_(makeAlgorithm(context, options)) {}
+    /* Before this, it is enlisted with the context. That is asked for under the lock, for which whoever closes it
+       waits: it is closed already, or what is made of it is found then, and does not have it in use. */
+    void make(Context &context, const unisono_algorithm_options_t &options) {
+        std::lock_guard<std::mutex> hold(mutex_);
+        algorithm_ = makeAlgorithm(context.native().get(), options);
+    }
 
     /* To be held while a run is under way. */
     std::shared_ptr<unisono_algorithm_t> native() {
@@ -82,9 +91,10 @@ class Prepared : public Closable {
 
 /* One that goes with its context. */
 inline std::shared_ptr<Prepared> prepared(Context &context, const unisono_algorithm_options_t &options) {
-    auto made = std::make_shared<Prepared>(context.native().get(), options);
-    context.enlist(made);
-    return made;
+    auto prepared = std::make_shared<Prepared>();
+    context.enlist(prepared);
+    prepared->make(context, options);
+    return prepared;
 }
 
 /* An allreduce over one or more buffers of each rank, in place. */
@@ -96,7 +106,8 @@ template <class T> class AllreduceObject : public Algorithm {
             check(unisono_algorithm_run(algorithm_->native().get()));
             return;
         }
-        OwnReduction own(context.get(), call_, operator_);
+        const unisono_call_t own_call = call(call_.tag, context_->getTimeout());
+        OwnReduction own(context.get(), own_call, operator_);
         own.combine({pointers_.begin(), pointers_.end()}, pointers_[0], count_);
         own.allreduce(pointers_[0], pointers_[0], count_);
         for (std::size_t i = 1; i < pointers_.size() && count_ > 0; i++) {
@@ -108,7 +119,7 @@ template <class T> class AllreduceObject : public Algorithm {
     AllreduceObject(const std::shared_ptr<Context> &context, const std::vector<T *> &pointers, std::size_t count,
                     const ReductionFunction<T> *function, unisono_algorithm_kind kind)
         : Algorithm(context), pointers_(pointers), count_(count), operator_(operatorFor(function)),
-          call_(call(objectTag(*context), context->getTimeout())) {
+          call_(objectCall(*context)) {
         GLOO_ENFORCE(!pointers.empty(), "no buffer was given");
         if (!operator_.isNative()) {
             return;

@@ -45,11 +45,8 @@ class ContextFactory {
     std::shared_ptr<::gloo::Context> makeContext(const std::shared_ptr<transport::Device> &device) {
         auto context = std::make_shared<Context>(backingContext_->rank, backingContext_->size, backingContext_->base);
         context->setTimeout(backingContext_->getTimeout());
-        auto made = std::dynamic_pointer_cast<transport::tcp::Context>(context->prepare(device));
-        GLOO_ENFORCE(made, "the device is not unisono's");
-        unisono_context_t *child = nullptr;
-        detail::check(unisono_context_duplicate(backingContext_->native().get(), &child));
-        made->join(child);
+        auto made = context->prepare(device);
+        made->connectAsDuplicate(backingContext_->native().get());
         context->adopt(device, std::move(made));
         return context;
     }

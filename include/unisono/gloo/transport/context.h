@@ -61,6 +61,11 @@ class Context {
         throw InvalidOperationException("this transport is not unisono's: it has no collectives");
     }
 
+    /* unisono's own: connects this one as a duplicate of a context of the native face. Every rank calls it. */
+    virtual void connectAsDuplicate(const unisono_context_t *) {
+        throw InvalidOperationException("this transport is not unisono's: its contexts are made with a store");
+    }
+
     /* unisono's own: to be closed with this context, if it is still there. Whatever is made of a native context keeps
        this rank in the group. */
     virtual void enlist(const std::shared_ptr<detail::Closable> &) {}

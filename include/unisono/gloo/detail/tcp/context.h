@@ -51,8 +51,9 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
         return native_;
     }
 
-    /* Takes a context of the native face, which this one is from now on. */
-    void join(unisono_context_t *native) {
+    void connectAsDuplicate(const unisono_context_t *other) override {
+        unisono_context_t *native = nullptr;
+        detail::check(unisono_context_duplicate(other, &native));
         createAllPairs();
         hold(native);
     }
