@@ -1289,8 +1289,9 @@ unisono_status_t unisono_batch_end(void);
 /// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an
 /// alltoall is in place on all of them, or on none; windows are created and destroyed on all between the same
 /// two calls. Otherwise calls fail with UNISONO_MISMATCH, but for captured ones: those are not compared, and
-/// what they do is undefined. The memory stays allocated until the window is destroyed and everything that
-/// used it is done, graphs too.
+/// what they do is undefined: where they differ, in this or otherwise, a kernel that shares memory in windows
+/// may take the data of the other call for addresses, and read and write there. The memory stays allocated
+/// until the window is destroyed and everything that used it is done, graphs too.
 unisono_status_t unisono_window_create(const struct unisono_context_t *ctx,
                                        void *pointer,
                                        uint64_t bytes,

@@ -560,10 +560,13 @@ ncclResult_t ncclGroupStart(void);
 ncclResult_t pncclGroupStart(void);
 
 /// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed,
-/// it starts nothing and answers with the first one's error. What fails only as it is started does not keep
-/// the rest from starting; the answer is then an error of communicators that were to be made, of windows, of
-/// other calls or of finalizing, in this order. It returns once all is enqueued on the streams; communicators
-/// that are made in the group have met when it returns or, if they do not block, answer ncclInProgress.
+/// it starts nothing and answers with the first one's error. What fails only as it is started, since
+/// its memory is too short, say, does not keep calls of other communicators from starting. Of its own no
+/// collective, send or receive is started behind it, which would take its place on the other ranks; where GPUs
+/// exchange, none is if the memory of one is refused. The answer is then an error of communicators that were
+/// to be made, of windows, of other calls or of finalizing, in this order. It returns once all is enqueued on
+/// the streams; communicators that are made in the group have met when it returns or, if they do not block,
+/// answer ncclInProgress.
 ncclResult_t ncclGroupEnd(void);
 ncclResult_t pncclGroupEnd(void);
 
@@ -952,6 +955,10 @@ ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
 /// what is no memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL
 /// `buff`, or no bytes, is no window: `*win` stays as it is. With other flags it changes nothing, like
 /// ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+///
+/// In each call, all ranks have what it shares in windows, or none has. Otherwise the communicator fails, but
+/// calls in graphs are not compared: where they differ, in this or otherwise, a kernel that shares memory in
+/// windows may take the data of the other call for addresses, and read and write there.
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
                                     void *buff,
                                     size_t size,

@@ -165,8 +165,46 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
     }
 }
 
-/// Starts the calls of a group. All that can be started are, also when one cannot; the first error is
-/// returned.
+/// What has failed of a group's calls.
+#[derive(Default)]
+struct Failed {
+    first: Option<Error>,
+    /// Of these nothing more is started.
+    stopped: Vec<Arc<Communicator>>,
+}
+
+impl Failed {
+    /// Notes what all that is left of the group goes on behind.
+    fn note(&mut self, error: Error) {
+        self.first.get_or_insert(error);
+    }
+
+    /// Notes what keeps a call of this communicator from starting. Another one behind it would take its place
+    /// on the other ranks, so none is started.
+    fn stop(&mut self, communicator: &Arc<Communicator>, error: Error) {
+        self.note(error);
+        if !self.stops(communicator) {
+            self.stopped.push(communicator.clone());
+        }
+    }
+
+    /// Starts calls of this communicator, if any are started.
+    fn or_start(&mut self, communicator: &Arc<Communicator>, start: impl FnOnce() -> Result<()>) {
+        if !self.stops(communicator)
+            && let Err(error) = start()
+        {
+            self.stop(communicator, error);
+        }
+    }
+
+    /// Whether calls of this communicator are not started any more.
+    fn stops(&self, communicator: &Arc<Communicator>) -> bool {
+        self.stopped.iter().any(|stopped| Arc::ptr_eq(stopped, communicator))
+    }
+}
+
+/// Starts the calls of a group. What stands behind one that cannot be started is not, if it is of the same
+/// communicator; calls of others are. The first error is returned.
 pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     let joined = calls.joined()?;
     let copies = take_messages_to_itself(&mut calls.others)?;
@@ -174,26 +212,21 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
         return launch_one(only);
     }
     calls.others.retain(|launch| !launch.is_empty());
-    let mut first = None;
-    let mut note = |error: Error| {
-        first.get_or_insert(error);
-    };
-    joined.iter().filter_map(|streams| streams.meet().err()).for_each(&mut note);
+    let mut failed = Failed::default();
+    joined.iter().filter_map(|streams| streams.meet().err()).for_each(|error| failed.note(error));
     // A factor may come from another of these streams.
-    calls.resolve(&mut note);
+    calls.resolve(&mut failed);
     calls.order();
     let launches = std::mem::take(&mut calls.others);
     let in_host_memory = |launch: &&Launch| matches!(launch.communicator.place, Place::Host(_));
     let _waits: Vec<Wait<'_>> =
         launches.iter().filter(in_host_memory).map(|launch| launch.communicator.begin_wait()).collect();
-    let begun = begin_by_place(&launches, &mut note);
+    let begun = begin_by_place(&launches, &mut failed);
     for copy in &copies {
-        if let Err(error) = copy.start() {
-            note(error);
-        }
+        failed.or_start(&copy.communicator, || copy.start());
     }
     // What the host waits for may need it.
-    calls.give_gathered(&mut note);
+    calls.give_gathered(&mut failed);
     let mut works: Vec<(&Launch, Work)> = Vec::new();
     for Begun { place, launches, pending } in begun {
         match close(place, pending) {
@@ -202,16 +235,16 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
                     match work {
                         Ok(work) if work.had_ended() => {}
                         Ok(work) => works.push((launch, work)),
-                        Err(error) => note(error),
+                        Err(error) => failed.note(error),
                     }
                 }
             }
-            Err(error) => note(error),
+            Err(error) => failed.note(error),
         }
     }
-    leave(works, &mut note);
-    joined.iter().filter_map(|streams| streams.meet().err()).for_each(&mut note);
-    first.map_or(Ok(()), Err)
+    leave(works, |error| failed.note(error));
+    joined.iter().filter_map(|streams| streams.meet().err()).for_each(|error| failed.note(error));
+    failed.first.map_or(Ok(()), Err)
 }
 
 /// Agrees with the other ranks how the group's devices reach each other. Part of making a communicator: later
@@ -237,9 +270,8 @@ struct Begun<'a> {
     pending: Vec<Pending>,
 }
 
-/// Begins calls. Those of one place are closed with it current, all that are together at once. `note` is told
-/// what fails.
-fn begin_by_place(launches: &[Launch], mut note: impl FnMut(Error)) -> Vec<Begun<'_>> {
+/// Begins calls. Those of one place are closed with it current, all that are together at once.
+fn begin_by_place<'a>(launches: &'a [Launch], failed: &mut Failed) -> Vec<Begun<'a>> {
     let mut begun: Vec<Begun<'_>> = Vec::new();
     let contexts: Vec<Option<&Context>> =
         launches.iter().map(|launch| launch.communicator.group().ok()).collect();
@@ -263,7 +295,7 @@ fn begin_by_place(launches: &[Launch], mut note: impl FnMut(Error)) -> Vec<Begun
                 begun[at].launches.push(launch);
                 begun[at].pending.push(pending);
             }
-            Err(error) => note(error),
+            Err(error) => failed.stop(&launch.communicator, error),
         }
     }
     begun

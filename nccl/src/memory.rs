@@ -235,6 +235,10 @@ pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 /// what is no memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL
 /// `buff`, or no bytes, is no window: `*win` stays as it is. With other flags it changes nothing, like
 /// ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+///
+/// In each call, all ranks have what it shares in windows, or none has. Otherwise the communicator fails, but
+/// calls in graphs are not compared: where they differ, in this or otherwise, a kernel that shares memory in
+/// windows may take the data of the other call for addresses, and read and write there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,

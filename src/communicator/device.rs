@@ -10,7 +10,7 @@ use std::time::Instant;
 use agree::First;
 pub use agree::connect_devices;
 pub(super) use agree::{Candidate, choose, connect};
-pub use launches::{Added, Launches};
+pub use launches::{Added, Launches, Ready};
 
 use super::batch::{Part, Pending};
 use super::context::{Context, Membership};

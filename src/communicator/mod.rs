@@ -34,7 +34,7 @@ pub mod work;
 
 pub use batch::{Part, Pending, start_parts, start_together};
 pub use context::{Child, Context};
-pub use device::{Added, Launches, connect_devices};
+pub use device::{Added, Launches, Ready, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared, ignores};
 pub use recall::Recall;
 pub use turns::begin_in_turns;

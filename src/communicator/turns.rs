@@ -77,8 +77,8 @@ impl Round {
 /// [`Context::begin_launch_together`], and `contexts` says whose they are. They begin in their order, but
 /// that ranks of one group take turns: they overtake what is neither of their context nor on their device.
 /// Asks `device_of` on which device a call is that no exchange has, if on any. A result for each.
-/// If it `stops`, what stands behind a call that cannot be begun, and has not begun, does not begin, and has
-/// that call's error.
+/// What stands behind a call that cannot be begun, and has not begun, does not begin, and has that call's
+/// error, if it is of the same context, whose other ranks would take it for that call, or if the list `stops`.
 pub fn begin_in_turns(
     contexts: &[Option<&Context>],
     device_of: &dyn Fn(usize) -> Option<u32>,
@@ -115,7 +115,7 @@ fn in_turns(
 ) -> Vec<Result<Option<Pending>>> {
     let mut results: Vec<Option<Result<Option<Pending>>>> = Vec::new();
     results.resize_with(places.len(), || None);
-    let mut failed: Option<(usize, Error)> = None;
+    let mut failed: Vec<(usize, Error)> = Vec::new();
     let mut left: Vec<usize> = (0..places.len()).collect();
     while !left.is_empty() {
         let (mut round, mut composed) = (Round::default(), Vec::new());
@@ -128,7 +128,10 @@ fn in_turns(
                 round.leave(&places[place]);
                 return true;
             }
-            if stops && failed.as_ref().is_some_and(|(before, _)| *before < place) {
+            let is_stopped_by =
+                |before: usize| before < place && (stops || places[before].context == places[place].context);
+            if let Some((_, error)) = failed.iter().find(|(before, _)| is_stopped_by(*before)) {
+                results[place] = Some(Err(error.clone()));
                 return false;
             }
             let mut begun = begin(place);
@@ -160,20 +163,13 @@ fn in_turns(
             results[place] = Some(begun);
         }
     }
-    let never = |result: Option<_>| match (result, &failed) {
-        (Some(result), _) => result,
-        (None, Some((_, error))) => Err(error.clone()),
-        (None, None) => Ok(None),
-    };
-    results.into_iter().map(never).collect()
+    results.into_iter().flatten().collect()
 }
 
-/// Notes the first of a list that cannot be begun.
-fn note<T>(failed: &mut Option<(usize, Error)>, place: usize, begun: &Result<T>) {
-    if let Err(error) = begun
-        && failed.as_ref().is_none_or(|(first, _)| place < *first)
-    {
-        *failed = Some((place, error.clone()));
+/// Notes one that cannot be begun.
+fn note<T>(failed: &mut Vec<(usize, Error)>, place: usize, begun: &Result<T>) {
+    if let Err(error) = begun {
+        failed.push((place, error.clone()));
     }
 }
 
@@ -226,23 +222,29 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_a_call_that_cannot_be_begun_has_its_error_or_begins() {
+    fn what_stands_behind_a_call_that_cannot_be_begun_has_its_error_or_is_another_contexts() {
         let [one, two] = [rank(7, 0), rank(7, 1)];
         let places = [one, one, two, two, other(1, Some(0))];
-        for (stops, at) in [(true, 2), (true, 1), (false, 2)] {
-            let mut begin = |place| match place == at {
-                true => Err(Error::new(Status::InvalidArgument, "no such call")),
-                false => Ok(None),
+        for (stops, at, due) in [
+            // Place 2 begins before place 1.
+            (true, 2, [false, false, true, true, true]),
+            (true, 1, [false, true, false, true, true]),
+            (false, 2, [false, false, true, true, false]),
+            (false, 0, [true, true, false, false, false]),
+        ] {
+            let mut tried = Vec::new();
+            let mut begin = |place| {
+                tried.push(place);
+                match place == at {
+                    true => Err(Error::new(Status::InvalidArgument, "no such call")),
+                    false => Ok(None),
+                }
             };
             let failed: Vec<bool> =
                 in_turns(&places, stops, &mut begin).into_iter().map(|begun| begun.is_err()).collect();
-            // Place 2 begins before place 1.
-            let due = match (stops, at) {
-                (true, 2) => [false, false, true, true, true],
-                (true, _) => [false, true, false, true, true],
-                _ => [false, false, true, false, false],
-            };
             assert_eq!(failed, due, "{stops}, {at}");
+            let begins = |place: usize| place == at || !due[place];
+            assert!((0..5).all(|place| tried.contains(&place) == begins(place)), "{stops}, {at}: {tried:?}");
         }
     }
 }

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use unisono::collective::request::{Counts, Kind};
-use unisono::communicator::{Added, Context, Launches};
+use unisono::communicator::{Added, Context, Launches, Ready};
 use unisono::cuda::driver::StreamHandle;
 use unisono::cuda::joined;
 use unisono::cuda::stream::Stream;
 use unisono::reduce::DataType;
 
-use super::{Launch, read_factor};
+use super::{Failed, Launch, read_factor};
 use crate::communicator::Communicator;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::place::{Place, devices};
 
 /// Calls of a group.
@@ -37,6 +37,8 @@ struct Gathered {
     communicator: Arc<Communicator>,
     /// Each [`TURN`] collectives, in their order; the first has all sends and receives.
     turns: Vec<Launches>,
+    /// These, once their memory is found.
+    ready: Vec<Ready>,
     factors: Vec<Factor>,
     collectives: usize,
 }
@@ -49,9 +51,15 @@ const TURN: usize = 64;
 
 impl Gathered {
     fn resolve(&mut self) -> Result<()> {
-        let Gathered { communicator, turns, factors, .. } = self;
+        let Gathered { communicator, turns, ready, factors, .. } = self;
         factors.drain(..).try_for_each(|Factor { turn, number, address, dtype, stream }| {
             turns[turn].set_factor(number, read_factor(communicator, address, dtype, stream)?)
+        })?;
+        let context = communicator.called_group()?;
+        turns.drain(..).try_for_each(|launches| {
+            // SAFETY: the client's streams live.
+            ready.push(unsafe { launches.located(context) }?);
+            Ok(())
         })
     }
 }
@@ -144,8 +152,8 @@ impl Calls {
             None => {
                 let Some(launches) = context.launches() else { return Ok(Added::Not) };
                 let communicator = launch.communicator.clone();
-                let (turns, factors) = (vec![launches], Vec::new());
-                self.gathered.push(Gathered { communicator, turns, factors, collectives: 0 });
+                let (turns, ready, factors) = (vec![launches], Vec::new(), Vec::new());
+                self.gathered.push(Gathered { communicator, turns, ready, factors, collectives: 0 });
                 self.gathered.len() - 1
             }
         };
@@ -169,11 +177,31 @@ impl Calls {
         Ok(added)
     }
 
-    /// Reads the factors that devices have; `note` is told what fails. Calls of the others go on: who waits
-    /// for those has no part in it.
-    pub(super) fn resolve(&mut self, mut note: impl FnMut(Error)) {
-        self.gathered.retain_mut(|gathered| gathered.resolve().map_err(&mut note).is_ok());
-        self.others.retain_mut(|launch| launch.resolve().map_err(&mut note).is_ok());
+    /// Reads the factors that devices have, and finds the memory of what was gathered. What is refused here
+    /// keeps all calls of its communicator from starting, and those that other ranks of it have in the group,
+    /// which would wait for them. Those of others go on: who waits for those has no part in it.
+    pub(super) fn resolve(&mut self, failed: &mut Failed) {
+        self.gathered.retain(|Gathered { turns, .. }| !turns[0].is_empty());
+        for gathered in &mut self.gathered {
+            if let Err(error) = gathered.resolve() {
+                failed.stop(&gathered.communicator, error);
+            }
+        }
+        for launch in &mut self.others {
+            if let Err(error) = launch.resolve() {
+                failed.stop(&launch.communicator, error);
+            }
+        }
+        if failed.stopped.is_empty() {
+            return;
+        }
+        let refused: Vec<u64> =
+            failed.stopped.iter().map(|communicator| id(communicator)).filter(|id| *id != 0).collect();
+        let goes_on = |communicator: &Arc<Communicator>| {
+            !failed.stops(communicator) && !refused.contains(&id(communicator))
+        };
+        self.gathered.retain(|gathered| goes_on(&gathered.communicator));
+        self.others.retain(|launch| goes_on(&launch.communicator));
     }
 
     /// Puts the communicators into an order that all ranks have alike, and keeps that of each one's calls:
@@ -184,31 +212,30 @@ impl Calls {
     }
 
     /// Gives what was gathered to its streams, of all communicators the collectives first, the ranks of each
-    /// in turns; `note` is told what fails.
-    pub(super) fn give_gathered(&mut self, mut note: impl FnMut(Error)) {
+    /// in turns.
+    pub(super) fn give_gathered(&mut self, failed: &mut Failed) {
         let mut gathered = std::mem::take(&mut self.gathered);
-        gathered.retain(|Gathered { turns, .. }| !turns[0].is_empty());
         for ranks in gathered.chunk_by_mut(|one, other| id(&one.communicator) == id(&other.communicator)) {
-            let most = ranks.iter().map(|rank| rank.turns.len()).max().unwrap_or(0);
+            let most = ranks.iter().map(|rank| rank.ready.len()).max().unwrap_or(0);
             for turn in 0..most {
-                for Gathered { communicator, turns, .. } in &mut *ranks {
-                    let Some(launches) = turns.get_mut(turn) else { continue };
-                    let context = communicator.called_group();
-                    // SAFETY: the client's promise: the buffers are valid until the calls are complete, and
-                    // the streams live.
-                    let given = context.and_then(|context| unsafe { launches.give_collectives(context) });
-                    if let Err(error) = given {
-                        note(error);
-                        turns.truncate(turn + 1);
-                    }
+                for Gathered { communicator, ready, .. } in &mut *ranks {
+                    let Some(ready) = ready.get_mut(turn) else { continue };
+                    failed.or_start(communicator, || {
+                        communicator.called_group()?;
+                        // SAFETY: the client's promise: the buffers are valid until the calls are complete,
+                        // and the streams live.
+                        unsafe { ready.give_collectives() }
+                    });
                 }
             }
         }
-        for Gathered { communicator, turns, .. } in &mut gathered {
-            let context = communicator.called_group();
-            // SAFETY: as above.
-            let given = context.and_then(|context| unsafe { turns[0].give_messages(context) });
-            given.unwrap_or_else(&mut note);
+        for Gathered { communicator, ready, .. } in &mut gathered {
+            let Some(ready) = ready.first_mut() else { continue };
+            failed.or_start(communicator, || {
+                communicator.called_group()?;
+                // SAFETY: as above.
+                unsafe { ready.give_messages() }
+            });
         }
     }
 
@@ -219,7 +246,7 @@ impl Calls {
     }
 }
 
-/// The same for all ranks of a communicator.
+/// The same for all ranks of a communicator; 0 for those of one rank.
 fn id(communicator: &Communicator) -> u64 {
     communicator.group().map_or(0, Context::id)
 }

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::abi::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t};
-use crate::collective::ncclAllReduce;
+use crate::collective::{ncclAllReduce, ncclBroadcast};
 use crate::create::ncclCommInitAll;
 use crate::end::{ncclCommAbort, ncclCommDestroy, ncclCommFinalize};
 use crate::error::{SUCCESS, Status, ncclGetLastError, result};
@@ -83,6 +83,12 @@ impl Driver {
     fn most_ahead(&self) -> c_int {
         // SAFETY: an int of the driver's; no thread launches anything just now.
         unsafe { self.symbol(c"most_ahead").cast::<c_int>().read() }
+    }
+
+    /// How many kernels each GPU was given.
+    fn given(&self) -> [c_int; 2] {
+        // SAFETY: ints of the driver's; no thread launches anything just now.
+        unsafe { self.symbol(c"given").cast::<[c_int; 2]>().read() }
     }
 
     /// A stream of a GPU, and memory there.
@@ -202,6 +208,135 @@ fn ranks_of_one_thread_are_given_long_groups_in_turns() {
         assert_eq!(ncclGroupEnd(), SUCCESS, "{}", last_error(null_mut()));
         let ahead = driver.most_ahead();
         assert!((1..=128).contains(&ahead), "by {ahead} launches");
+    });
+}
+
+/// Nor of other ranks of it that the thread has: their kernels would wait.
+#[test]
+fn nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused() {
+    let name = "nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused";
+    over_driver(name, &[], |driver| {
+        let (one, other): ([ncclComm_t; 2], [ncclComm_t; 2]) = (communicators(), communicators());
+        let places = [0, 1].map(|gpu| driver.stream(gpu, 4096));
+        // Each collective is a kernel, and all messages are one. So many collectives are more than one turn.
+        const COLLECTIVES: usize = 70;
+        let call = |spoilt: Option<(usize, usize)>| {
+            let before = driver.given();
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            for (rank, (stream, memory)) in places.into_iter().enumerate() {
+                let count = |place| if spoilt == Some((rank, place)) { 1025 } else { 64 };
+                for place in 0..COLLECTIVES {
+                    let dtype = [INT, FLOAT][place % 2];
+                    // SAFETY: the driver's kernels touch no memory.
+                    let called =
+                        unsafe { ncclAllReduce(memory, memory, count(place), dtype, 0, one[rank], stream) };
+                    assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
+                }
+                let peer = 1 - rank as c_int;
+                // SAFETY: as above.
+                let called = unsafe {
+                    [
+                        ncclSend(memory, count(COLLECTIVES), FLOAT, peer, one[rank], stream),
+                        ncclRecv(memory, 64, FLOAT, peer, one[rank], stream),
+                        ncclAllReduce(memory, memory, 64, FLOAT, 0, other[rank], stream),
+                    ]
+                };
+                assert_eq!(called, [SUCCESS; 3], "{}", last_error(null_mut()));
+            }
+            let ended = ncclGroupEnd();
+            let text = last_error(null_mut());
+            match spoilt {
+                None => assert_eq!(ended, SUCCESS, "{text}"),
+                Some(_) => {
+                    assert_eq!(ended, result(Status::InvalidArgument), "{text}");
+                    assert!(text.contains("has 4096 bytes left in its allocation"), "{text}");
+                }
+            }
+            let given = driver.given();
+            [0, 1].map(|gpu| given[gpu] - before[gpu])
+        };
+        // The other communicator's alone.
+        for place in [0, 1, COLLECTIVES - 1, COLLECTIVES] {
+            for rank in [0, 1] {
+                assert_eq!(call(Some((rank, place))), [1; 2], "rank {rank}, call {place}");
+            }
+        }
+        assert_eq!(call(None), [COLLECTIVES as c_int + 2; 2]);
+        for communicator in one.into_iter().chain(other) {
+            let mut state = SUCCESS;
+            // SAFETY: live memory.
+            assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
+            assert_eq!(state, SUCCESS, "{}", last_error(communicator));
+        }
+    });
+}
+
+/// By way of the host, where calls of a group are begun one by one.
+#[test]
+fn what_stands_behind_a_refused_call_by_way_of_the_host_does_not_take_its_place() {
+    let name = "what_stands_behind_a_refused_call_by_way_of_the_host_does_not_take_its_place";
+    over_driver(name, &[("UNISONO_P2P", "0"), ("UNISONO_NCCL_TIMEOUT", "60")], |driver| {
+        type Call = fn(c_int, *mut c_void, usize, ncclComm_t, cudaStream_t) -> ncclResult_t;
+        let message: Call = |rank, memory, count, communicator, stream| {
+            // SAFETY: what is longer than the memory is refused.
+            unsafe {
+                match rank {
+                    0 => ncclSend(memory, count, INT, 1, communicator, stream),
+                    _ => ncclRecv(memory, count, INT, 0, communicator, stream),
+                }
+            }
+        };
+        let broadcast: Call = |_, memory, count, communicator, stream| {
+            // SAFETY: as above.
+            unsafe { ncclBroadcast(memory, memory, count, INT, 0, communicator, stream) }
+        };
+        let communicators: [ncclComm_t; 2] = communicators();
+        let communicators = communicators.map(|communicator| communicator.addr());
+        for call in [message, broadcast] {
+            // A group of two calls, the first of so many words; what it answers.
+            let group = |rank: c_int, first: usize, (stream, memory): (usize, [usize; 2])| {
+                let communicator = std::ptr::without_provenance_mut(communicators[rank as usize]);
+                assert_eq!(ncclGroupStart(), SUCCESS);
+                for (count, memory) in [first, 1].into_iter().zip(memory) {
+                    let memory = std::ptr::with_exposed_provenance_mut(memory);
+                    let called =
+                        call(rank, memory, count, communicator, std::ptr::without_provenance_mut(stream));
+                    assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
+                }
+                (ncclGroupEnd(), last_error(null_mut()))
+            };
+            // The driver's memory is the process's.
+            let place = |gpu| {
+                let made = [(); 2].map(|()| driver.stream(gpu, 4));
+                (made[0].0.addr(), made.map(|(_, memory)| memory.expose_provenance()))
+            };
+            // SAFETY: an int there, which is read and written like this alone; couriers copy it.
+            let word = |memory: usize| unsafe {
+                AtomicI32::from_ptr(std::ptr::with_exposed_provenance_mut::<c_int>(memory))
+            };
+            let [from, to] = [place(0), place(1)];
+            for (memory, value) in from.1.into_iter().zip([1, 2]) {
+                word(memory).store(value, Ordering::SeqCst);
+            }
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| group(1, 1, to));
+                let (answer, text) = group(0, 2, from);
+                assert_eq!(answer, result(Status::InvalidArgument), "{text}");
+                assert!(text.contains("has 4 bytes left in its allocation"), "{text}");
+                let (answer, text) = group(0, 1, from);
+                assert_eq!(answer, SUCCESS, "{text}");
+                let (answer, text) = other.join().expect("no panic");
+                assert_eq!(answer, SUCCESS, "{text}");
+            });
+            // Their streams may not have come so far yet.
+            let start = Instant::now();
+            let mut received = [0; 2];
+            while received.contains(&0) && start.elapsed() < SOON {
+                std::thread::sleep(Duration::from_millis(1));
+                received = to.1.map(|memory| word(memory).load(Ordering::SeqCst));
+            }
+            assert_eq!(received, [1, 2]);
+        }
     });
 }
 

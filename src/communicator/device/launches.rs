@@ -1,5 +1,6 @@
 //! Calls that GPUs do alone, gathered to be launched together: what is wrong with one is told as it is added,
-//! where its memory is when all are given. Nothing is done before that.
+//! where its memory is once all are there, and then they are given to their streams. Nothing is done before
+//! that.
 
 use std::sync::Arc;
 use std::{fmt, mem};
@@ -19,15 +20,24 @@ use crate::error::{Result, fail};
 use crate::reduce::Operator;
 use crate::signature::Signature;
 
-/// Calls of one context that its GPUs do alone. Collectives are given to their streams together, in their
-/// order and in few launches: all ranks gather the same ones. Sends and receives are one launch, whatever
-/// stands between them.
+/// Calls of one context that its GPUs do alone, as they are gathered.
 #[must_use = "nothing is given before it is asked for"]
 pub struct Launches {
     group: Arc<Group>,
     exchange: Arc<DeviceExchange>,
     collectives: Calls<Asked>,
     messages: Calls<Message>,
+}
+
+/// The same, once the memory of all is found. Collectives are given to their streams together, in their order
+/// and in few launches: all ranks gather the same ones. Sends and receives are one launch, whatever stands
+/// between them.
+#[must_use = "nothing is given before it is asked for"]
+pub struct Ready {
+    group: Arc<Group>,
+    exchange: Arc<DeviceExchange>,
+    collectives: Vec<Asked>,
+    messages: Vec<Message>,
 }
 
 /// Calls, and where each has its memory.
@@ -82,8 +92,8 @@ impl<C> Calls<C> {
         self.calls.len() - 1
     }
 
-    /// Those whose memory `exchange` reaches, each with the argument that names it noted in its `caller`; and
-    /// what is wrong with the first of the others. All are of `class`.
+    /// The calls, of `class`, each with the argument that names its memory noted in its `caller`; or what is
+    /// wrong with the first whose memory `exchange` does not reach.
     ///
     /// # Safety
     /// Their streams live.
@@ -93,28 +103,18 @@ impl<C> Calls<C> {
         exchange: &DeviceExchange,
         class: Class,
         caller: impl Fn(&mut C) -> &mut Caller,
-    ) -> (Vec<C>, Result<()>) {
+    ) -> Result<Vec<C>> {
         let Calls { mut calls, spans } = self;
-        let (mut known, mut first, mut refused) = (None, Ok(()), Vec::new());
-        for (place, (call, spans)) in calls.iter_mut().zip(spans).enumerate() {
+        let mut known = None;
+        for (call, spans) in calls.iter_mut().zip(spans) {
             let caller = caller(call);
             // SAFETY: the caller's promise.
-            let found = unsafe {
+            caller.memory = unsafe {
                 let found = locate(context, exchange, spans, caller.stream, &mut known);
                 context.or_fail_on(caller.stream, class, found)
-            };
-            match found {
-                Ok(name) => caller.memory = name,
-                Err(error) => {
-                    first = first.and(Err(error));
-                    refused.push(place);
-                }
-            }
+            }?;
         }
-        for place in refused.into_iter().rev() {
-            calls.remove(place);
-        }
-        (calls, first)
+        Ok(calls)
     }
 }
 
@@ -175,43 +175,25 @@ impl Launches {
         self.collectives.calls.iter().map(collective).chain(self.messages.calls.iter().map(message))
     }
 
-    /// Gives the collectives to their streams. One whose memory is refused is left out; behind one that
-    /// cannot be given, none is. The first error. What comes of them is known when their streams have done
-    /// them, or from [`Context::failure`].
+    /// Finds the memory of the calls. If that of one is refused, none is to be given, and this is its error:
+    /// what stands behind it would take its place on the other ranks, and what stands before it would be
+    /// called twice by whoever gathers them all again.
     ///
     /// # Safety
-    /// The memory of the calls is valid for what they access, and their streams live, until they have ended.
-    pub unsafe fn give_collectives(&mut self, context: &Context) -> Result<()> {
+    /// The streams of the calls live.
+    pub unsafe fn located(self, context: &Context) -> Result<Ready> {
         self.check_context(context)?;
-        let collectives = mem::replace(&mut self.collectives, Calls::NONE);
+        let Launches { group, exchange, collectives, messages } = self;
+        // A message that is refused keeps the collectives from being given, too.
+        let class = if collectives.calls.is_empty() { Class::PointToPoint } else { Class::Ordered };
         // SAFETY: the caller's promise.
-        let (calls, located) =
-            unsafe { collectives.located(context, &self.exchange, Class::Ordered, |call| &mut call.caller) };
-        // SAFETY: the caller's promise.
-        let given = unsafe { self.exchange.enqueue_several(&self.group, &calls) };
-        located.and(given)
-    }
-
-    /// Gives the sends and receives to their streams, as [`Launches::give_collectives`], and after the
-    /// collectives of all contexts that are given something together: so they are in one order everywhere.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn give_messages(&mut self, context: &Context) -> Result<()> {
-        self.check_context(context)?;
-        let messages = mem::replace(&mut self.messages, Calls::NONE);
-        // SAFETY: the caller's promise.
-        let (messages, located) = unsafe {
-            messages.located(context, &self.exchange, Class::PointToPoint, |message| &mut message.caller)
+        let (collectives, messages) = unsafe {
+            (
+                collectives.located(context, &exchange, class, |call| &mut call.caller)?,
+                messages.located(context, &exchange, class, |message| &mut message.caller)?,
+            )
         };
-        let Some(first) = messages.first() else { return located };
-        let (group, exchange) = (self.group.clone(), self.exchange.clone());
-        let mut together = Together::of(group, exchange, first.caller, messages.len());
-        for Message { point, signature, caller } in messages {
-            together.push(point, signature, caller.stream);
-        }
-        // SAFETY: the caller's promise.
-        located.and(unsafe { together.give() }.map(drop))
+        Ok(Ready { group, exchange, collectives, messages })
     }
 
     fn check_context(&self, context: &Context) -> Result<()> {
@@ -219,6 +201,36 @@ impl Launches {
             return Ok(());
         }
         fail!(Internal, "a call of '{}' is not one of '{}'", context.name(), self.group.name())
+    }
+}
+
+impl Ready {
+    /// Gives the collectives to their streams; behind one that cannot be given, none is. What comes of them
+    /// is known when their streams have done them, or from [`Context::failure`].
+    ///
+    /// # Safety
+    /// The memory of the calls is valid for what they access, and their streams live, until they have ended.
+    pub unsafe fn give_collectives(&mut self) -> Result<()> {
+        let calls = mem::take(&mut self.collectives);
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange.enqueue_several(&self.group, &calls) }
+    }
+
+    /// Gives the sends and receives to their streams, as [`Ready::give_collectives`], and after the
+    /// collectives of all contexts that are given something together: so they are in one order everywhere.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn give_messages(&mut self) -> Result<()> {
+        let messages = mem::take(&mut self.messages);
+        let Some(first) = messages.first() else { return Ok(()) };
+        let (group, exchange) = (self.group.clone(), self.exchange.clone());
+        let mut together = Together::of(group, exchange, first.caller, messages.len());
+        for Message { point, signature, caller } in messages {
+            together.push(point, signature, caller.stream);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { together.give() }.map(drop)
     }
 }
 
@@ -253,5 +265,12 @@ impl fmt::Debug for Launches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (collectives, messages) = (self.collectives.calls.len(), self.messages.calls.len());
         write!(f, "Launches({collectives} collectives and {messages} messages of '{}')", self.group.name())
+    }
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (collectives, messages) = (self.collectives.len(), self.messages.len());
+        write!(f, "Ready({collectives} collectives and {messages} messages of '{}')", self.group.name())
     }
 }

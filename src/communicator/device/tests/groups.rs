@@ -32,8 +32,17 @@ fn gather(context: &Context, (_, devices, _): &Seat, calls: &[(u64, u64, Option<
 
 /// Gives sums to their streams together.
 pub(super) fn give(context: &Context, seat: &Seat, calls: &[(u64, u64, Option<StreamHandle>)]) -> Result<()> {
+    give_all(context, gather(context, seat, calls))
+}
+
+/// Gives what was gathered to its streams.
+fn give_all(context: &Context, launches: Launches) -> Result<()> {
     // SAFETY: the double trusts no addresses.
-    unsafe { gather(context, seat, calls).give_collectives(context) }
+    unsafe {
+        let mut ready = launches.located(context)?;
+        ready.give_collectives()?;
+        ready.give_messages()
+    }
 }
 
 /// The words that GPUs wrote, once they have.
@@ -100,8 +109,7 @@ fn which_call_of_a_launch_differs_is_told() {
             }
             assert_eq!(launches.add(context, &call, &on(None)), Ok(Added::As(number)));
         }
-        // SAFETY: the double trusts no addresses.
-        let given = unsafe { launches.give_collectives(context) };
+        let given = give_all(context, launches);
         until("the failure", || context.failure().is_some());
         given.err().or(context.failure()).expect("a failure")
     });
@@ -148,12 +156,16 @@ fn streams_of_a_group_are_in_one_capture_or_in_none() {
     });
 }
 
+/// A message with the other of two ranks.
+fn message(context: &Context, kind: Kind, bytes: u64, address: u64) -> Request {
+    Request { kind, dtype: DataType::U8, root: 1 - context.rank(), ..request(bytes, address) }
+}
+
 #[test]
-fn what_is_wrong_with_one_call_of_a_group_keeps_no_other_from_its_stream() {
+fn what_is_wrong_with_a_call_of_a_group_is_told_as_it_is_added_and_concerns_no_other() {
     ranks(&processes(2), words, |context, seat| {
         let (double, _, device) = seat;
-        let memory = [(); 3].map(|()| double.memory(*device, 4));
-        let untouched = word(double, memory[1]);
+        let memory = [(); 2].map(|()| double.memory(*device, 4));
         let mut launches = gather(context, seat, &[(1, memory[0], None)]);
         // What is no call of GPUs is not added; what is no call at all is told.
         let first = request(1, memory[0]);
@@ -162,15 +174,44 @@ fn what_is_wrong_with_one_call_of_a_group_keeps_no_other_from_its_stream() {
         assert_eq!(launches.add(context, &request(0, 0), &on(None)), Ok(Added::Empty));
         let null = launches.add(context, &request(1, 0), &on(None)).expect_err("nothing is there");
         assert!(null.text().contains("is NULL"), "{null}");
-        // The second is too long for its memory: it is told when all are given, and the third is given. So it
-        // is on both ranks.
-        for (number, (count, address)) in (1..).zip([(2, memory[1]), (1, memory[2])]) {
-            assert_eq!(launches.add(context, &request(count, address), &on(None)), Ok(Added::As(number)));
+        let itself = Request { root: context.rank(), ..message(context, Kind::Send, 4, memory[0]) };
+        launches.add(context, &itself, &on(None)).expect_err("nobody sends to itself here");
+        assert_eq!(launches.add(context, &request(1, memory[1]), &on(None)), Ok(Added::As(1)));
+        give_all(context, launches).expect("both are given");
+        assert_eq!(settled(context, double, &memory), [100, 101]);
+    });
+}
+
+/// Else what stands behind the one would take its place on the other rank, which compares it with that. Who
+/// gathers them all again calls what the other rank has called.
+#[test]
+fn of_calls_of_which_one_has_its_memory_refused_none_is_given() {
+    ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let memory = [(); 4].map(|()| double.memory(*device, 8));
+        let kind = if context.rank() == 0 { Kind::Send } else { Kind::Receive };
+        let gather = |spoilt: Option<usize>| {
+            let [first, second, third, fourth] =
+                std::array::from_fn(|place| memory[place] + if spoilt == Some(place) { 5 } else { 0 });
+            // Each sum is a launch.
+            let mut launches = gather(context, seat, &[(1, first, None), (2, second, None)]);
+            for (number, address) in [third, fourth].into_iter().enumerate() {
+                let message = message(context, kind, 4, address);
+                assert_eq!(launches.add(context, &message, &on(None)), Ok(Added::As(number)));
+            }
+            launches
+        };
+        for round in 0..4 {
+            if context.rank() == 0 {
+                let error = give_all(context, gather(Some(round))).expect_err("it is too long");
+                assert!(error.text().contains("has 3 bytes left in its allocation"), "{error}");
+                assert_eq!(context.failure(), None);
+            }
+            give_all(context, gather(None)).expect("all are given");
+            let sums = 2 * round as u32;
+            assert_eq!(settled(context, double, &memory), [sums + 1, sums + 2, 2, 2]);
         }
-        // SAFETY: the double trusts no addresses.
-        let error = unsafe { launches.give_collectives(context) }.expect_err("the second is refused");
-        assert!(error.text().contains("has 4 bytes left in its allocation, but 8 are needed"), "{error}");
-        assert_eq!(settled(context, double, &memory), [100, untouched, 101]);
+        assert_eq!(double.complaints(), Vec::<String>::new());
     });
 }
 
@@ -178,37 +219,21 @@ fn what_is_wrong_with_one_call_of_a_group_keeps_no_other_from_its_stream() {
 fn messages_of_a_group_are_one_launch_behind_its_collectives() {
     ranks(&processes(2), words, |context, seat| {
         let (double, _, device) = seat;
-        let memory = [(); 4].map(|()| double.memory(*device, 4));
+        let memory = [(); 3].map(|()| double.memory(*device, 4));
         let [stream, other] = [(); 2].map(|()| double.stream(*device));
-        let message = |kind, bytes, address| Request {
-            kind,
-            dtype: DataType::U8,
-            root: 1 - context.rank(),
-            ..request(bytes, address)
-        };
         let mut launches = gather(context, seat, &[]);
         let mut add = |request: &Request, stream| launches.add(context, request, &on(Some(stream)));
-        assert_eq!(add(&message(Kind::Send, 4, memory[0]), stream), Ok(Added::As(0)));
+        assert_eq!(add(&message(context, Kind::Send, 4, memory[0]), stream), Ok(Added::As(0)));
         assert_eq!(add(&request(1, memory[1]), stream), Ok(Added::As(0)));
-        assert_eq!(add(&message(Kind::Receive, 4, memory[2]), other), Ok(Added::As(1)));
-        // Too long for its memory, which is told when all are given: the others are.
-        assert_eq!(add(&message(Kind::Receive, 8, memory[3]), stream), Ok(Added::As(2)));
-        let itself = Request { root: context.rank(), ..message(Kind::Send, 4, memory[0]) };
-        add(&itself, stream).expect_err("nobody sends to itself here");
+        assert_eq!(add(&message(context, Kind::Receive, 4, memory[2]), other), Ok(Added::As(1)));
         // The launch is in the other stream's order, too.
         for value in 0..5 {
             double.fill(other, *device, memory[2], &[value; 4]);
         }
-        // SAFETY: the double trusts no addresses.
-        let error = unsafe {
-            launches.give_collectives(context).expect("a sum");
-            launches.give_messages(context).expect_err("one is refused")
-        };
-        assert!(error.text().contains("has 4 bytes left in its allocation"), "{error}");
+        give_all(context, launches).expect("all are given");
         double.expect(other, *device, memory[2], &2u32.to_le_bytes(), "what the launch wrote");
-        let [sent, summed, received, _] = settled(context, double, &memory)[..] else { panic!("four") };
         // The sum is the exchange's first call.
-        assert_eq!([sent, summed, received], [2, 1, 2]);
+        assert_eq!(settled(context, double, &memory), [2, 1, 2]);
         assert_eq!(double.complaints(), Vec::<String>::new());
     });
 }
@@ -216,11 +241,10 @@ fn messages_of_a_group_are_one_launch_behind_its_collectives() {
 #[test]
 fn calls_are_given_to_the_context_that_they_were_gathered_of() {
     ranks(&processes(2), words, |context, seat| {
-        let mut launches = gather(context, seat, &[(1, seat.0.memory(seat.2, 4), None)]);
+        let launches = gather(context, seat, &[(1, seat.0.memory(seat.2, 4), None)]);
         let other = Context::create(options(0, 1, &Arc::new(HashStore::new()), "other")).expect("one rank");
         assert!(other.launches().is_none(), "there are no others");
-        // SAFETY: nothing is given.
-        let error = unsafe { launches.give_collectives(&other) }.expect_err("another context");
+        let error = give_all(&other, launches).expect_err("another context");
         assert_eq!(error.status(), Status::Internal);
     });
 }
