@@ -169,7 +169,7 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
 #[derive(Default)]
 struct Failed {
     first: Option<Error>,
-    /// Of these nothing more is started.
+    /// Of these nothing more is started, nor of other ranks of theirs, for which this thread would wait.
     stopped: Vec<Arc<Communicator>>,
 }
 
@@ -199,7 +199,11 @@ impl Failed {
 
     /// Whether calls of this communicator are not started any more.
     fn stops(&self, communicator: &Arc<Communicator>) -> bool {
-        self.stopped.iter().any(|stopped| Arc::ptr_eq(stopped, communicator))
+        let group = calls::id(communicator);
+        let is_of = |stopped: &Arc<Communicator>| {
+            Arc::ptr_eq(stopped, communicator) || group != 0 && calls::id(stopped) == group
+        };
+        self.stopped.iter().any(is_of)
     }
 }
 
@@ -214,6 +218,10 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     calls.others.retain(|launch| !launch.is_empty());
     let mut failed = Failed::default();
     joined.iter().filter_map(|streams| streams.meet().err()).for_each(|error| failed.note(error));
+    // If the memory of one is refused, nothing else of its communicator is to have been started.
+    for copy in &copies {
+        failed.or_start(&copy.communicator, || copy.start());
+    }
     // A factor may come from another of these streams.
     calls.resolve(&mut failed);
     calls.order();
@@ -222,9 +230,6 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     let _waits: Vec<Wait<'_>> =
         launches.iter().filter(in_host_memory).map(|launch| launch.communicator.begin_wait()).collect();
     let begun = begin_by_place(&launches, &mut failed);
-    for copy in &copies {
-        failed.or_start(&copy.communicator, || copy.start());
-    }
     // What the host waits for may need it.
     calls.give_gathered(&mut failed);
     let mut works: Vec<(&Launch, Work)> = Vec::new();

@@ -195,11 +195,7 @@ impl Calls {
         if failed.stopped.is_empty() {
             return;
         }
-        let refused: Vec<u64> =
-            failed.stopped.iter().map(|communicator| id(communicator)).filter(|id| *id != 0).collect();
-        let goes_on = |communicator: &Arc<Communicator>| {
-            !failed.stops(communicator) && !refused.contains(&id(communicator))
-        };
+        let goes_on = |communicator: &Arc<Communicator>| !failed.stops(communicator);
         self.gathered.retain(|gathered| goes_on(&gathered.communicator));
         self.others.retain(|launch| goes_on(&launch.communicator));
     }
@@ -247,7 +243,7 @@ impl Calls {
 }
 
 /// The same for all ranks of a communicator; 0 for those of one rank.
-fn id(communicator: &Communicator) -> u64 {
+pub(super) fn id(communicator: &Communicator) -> u64 {
     communicator.group().map_or(0, Context::id)
 }
 

@@ -218,7 +218,9 @@ fn nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused() {
     over_driver(name, &[], |driver| {
         let (one, other): ([ncclComm_t; 2], [ncclComm_t; 2]) = (communicators(), communicators());
         let places = [0, 1].map(|gpu| driver.stream(gpu, 4096));
-        // Each collective is a kernel, and all messages are one. So many collectives are more than one turn.
+        let outputs = [0, 1].map(|gpu| driver.stream(gpu, 4096).1);
+        // Each collective is a kernel, and all messages to others are one. So many collectives are more than
+        // one turn.
         const COLLECTIVES: usize = 70;
         let call = |spoilt: Option<(usize, usize)>| {
             let before = driver.given();
@@ -232,16 +234,19 @@ fn nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused() {
                         unsafe { ncclAllReduce(memory, memory, count(place), dtype, 0, one[rank], stream) };
                     assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
                 }
-                let peer = 1 - rank as c_int;
+                let (own, peer) = (rank as c_int, 1 - rank as c_int);
+                let to_itself = count(COLLECTIVES + 1);
                 // SAFETY: as above.
                 let called = unsafe {
                     [
                         ncclSend(memory, count(COLLECTIVES), FLOAT, peer, one[rank], stream),
                         ncclRecv(memory, 64, FLOAT, peer, one[rank], stream),
+                        ncclSend(memory, to_itself, FLOAT, own, one[rank], stream),
+                        ncclRecv(outputs[rank], to_itself, FLOAT, own, one[rank], stream),
                         ncclAllReduce(memory, memory, 64, FLOAT, 0, other[rank], stream),
                     ]
                 };
-                assert_eq!(called, [SUCCESS; 3], "{}", last_error(null_mut()));
+                assert_eq!(called, [SUCCESS; 5], "{}", last_error(null_mut()));
             }
             let ended = ncclGroupEnd();
             let text = last_error(null_mut());
@@ -256,7 +261,7 @@ fn nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused() {
             [0, 1].map(|gpu| given[gpu] - before[gpu])
         };
         // The other communicator's alone.
-        for place in [0, 1, COLLECTIVES - 1, COLLECTIVES] {
+        for place in [0, 1, COLLECTIVES - 1, COLLECTIVES, COLLECTIVES + 1] {
             for rank in [0, 1] {
                 assert_eq!(call(Some((rank, place))), [1; 2], "rank {rank}, call {place}");
             }

@@ -441,11 +441,12 @@ impl Boards {
         self.board(member).leaves.load(Ordering::SeqCst) != 0
     }
 
-    /// This rank is to leave: in quiet, if no member has graphs with calls, whose replays would wait for its
-    /// own. Whether that is so; it is to make no call any more, either way.
+    /// This rank is to leave: in quiet, if no member that stays has graphs with calls, whose replays would wait
+    /// for its own. Whether that is so; it is to make no call any more, either way.
     pub fn leave_in_quiet(&self) -> bool {
         self.board(self.rank).leaves.store(1, Ordering::SeqCst);
-        (0..self.size()).all(|member| self.board(member).captures.load(Ordering::SeqCst) == 0)
+        let has_none = |member| self.board(member).captures.load(Ordering::SeqCst) == 0;
+        (0..self.size()).all(|member| has_none(member) || self.has_left(member))
     }
 
     /// This rank needs the others' arenas no more.

@@ -22,9 +22,9 @@ use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::reduce::DataType;
 use crate::signature::{Kind, Signature};
 
-/// So many groups and lines are remembered that are gone here: those whose last messages may still be under
-/// way. And so many that are not, of which members are gone.
-const REMEMBERED: usize = 4096;
+/// So many groups and lines, mostly one of each, are remembered that are gone here: those whose last messages
+/// may still be under way. And so many that are not, of which members are gone.
+const REMEMBERED: usize = 2 * 4096;
 
 /// Groups and lines that are gone from this rank. Nobody asks for what still comes for them.
 #[derive(Default)]
