@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <type_traits>
 
 #include <gloo/allreduce_ring.h>
 #include <gloo/broadcast_one_to_all.h>
@@ -18,6 +19,9 @@
 #include "gloo_waits.h"
 
 namespace {
+
+// As gloo's: a copy has the same connections.
+static_assert(std::is_copy_constructible_v<gloo::Context> && std::is_copy_constructible_v<gloo::rendezvous::Context>);
 
 using gloo::IoException;
 using gloo::MakeString;

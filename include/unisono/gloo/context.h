@@ -3,10 +3,10 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "gloo/common/logging.h"
+#include "gloo/detail/native.h"
 #include "gloo/transport/context.h"
 #include "gloo/transport/device.h"
 
@@ -60,12 +60,11 @@ class Context {
     /* For connecting, and for everything that is given no timeout of its own; 0: no limit. */
     void setTimeout(std::chrono::milliseconds timeout = kTimeoutDefault) {
         GLOO_ENFORCE(timeout.count() >= 0, "a timeout is not negative");
-        std::lock_guard<std::mutex> hold(mutex_);
         timeout_ = timeout;
         if (transportContext_) {
             transportContext_->setTimeout(timeout);
         }
-        tellTimeout();
+        alone_->tellTimeout(timeout);
     }
     std::chrono::milliseconds getTimeout() const { return timeout_; }
 
@@ -78,12 +77,7 @@ class Context {
         if (!isUnconnectedOne()) {
             return connected().native();
         }
-        std::lock_guard<std::mutex> hold(mutex_);
-        if (!alone_) {
-            alone_ = detail::alone();
-            tellTimeout();
-        }
-        return alone_;
+        return alone_->native(timeout_);
     }
     /* And what is to let go of it when the connections are closed. */
     void enlist(const std::shared_ptr<detail::Closable> &part) {
@@ -121,15 +115,8 @@ class Context {
     /* A group of one has collectives before it is connected, too, as in gloo. */
     bool isUnconnectedOne() const { return size == 1 && !transportContext_; }
 
-    void tellTimeout() const {
-        if (alone_) {
-            unisono_context_set_timeout(alone_.get(), detail::milliseconds(timeout_));
-        }
-    }
-
-    std::mutex mutex_;
-    /* What those run on. */
-    std::shared_ptr<unisono_context_t> alone_;
+    /* What those run on; a copy's, too, as it has the same connections. */
+    const std::shared_ptr<detail::Alone> alone_ = std::make_shared<detail::Alone>();
 };
 
 } // namespace over_unisono

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include <unisono.h>
@@ -77,6 +78,31 @@ inline std::shared_ptr<unisono_context_t> alone() {
     check(unisono_context_create(&options, &made));
     return {made, unisono_context_destroy};
 }
+
+/* Such a group, made when it is first asked for. */
+class Alone {
+  public:
+    std::shared_ptr<unisono_context_t> native(std::chrono::milliseconds timeout) {
+        std::lock_guard<std::mutex> hold(mutex_);
+        if (!native_) {
+            native_ = alone();
+            check(unisono_context_set_timeout(native_.get(), milliseconds(timeout)));
+        }
+        return native_;
+    }
+
+    /* Has a timeout from now on. */
+    void tellTimeout(std::chrono::milliseconds timeout) {
+        std::lock_guard<std::mutex> hold(mutex_);
+        if (native_) {
+            check(unisono_context_set_timeout(native_.get(), milliseconds(timeout)));
+        }
+    }
+
+  private:
+    std::mutex mutex_;
+    std::shared_ptr<unisono_context_t> native_;
+};
 
 } // namespace detail
 } // namespace over_unisono
