@@ -22,9 +22,12 @@ pub(super) fn fill(case: &Case, rank: u32, bytes: &mut [u8]) {
 
 /// After how many elements inputs repeat themselves, on every rank.
 pub(super) fn period(case: &Case) -> u64 {
-    // 244 for the numbers of most operators, three times the ranks for those of products.
-    244 * 3 * u64::from(case.size)
+    // Three for what all add, three times the ranks for the numbers of products.
+    ROW * 3 * u64::from(case.size)
 }
+
+/// After so many elements the numbers of a rank come again.
+const ROW: u64 = 251;
 
 /// How many elements of the output of `rank` are not what they must be. `bytes` begin with element `first`.
 pub(super) fn wrong(case: &Case, rank: u32, first: u64, bytes: &[u8]) -> u64 {
@@ -45,13 +48,22 @@ fn input(case: &Case, rank: u32, index: u64) -> i64 {
     match case.operator {
         // One rank alone brings a factor, else products would leave the range of the small types.
         Some(Operator::Product) => 1 + i64::from(index % size == place) * (index / size % 3) as i64,
-        // Neighbouring elements, and the same element of neighbouring ranks, differ but for a few. The higher
-        // digits of a rank in base four count by turns, so that no two of 256 ranks have one input, if that has
-        // 16 elements.
-        _ => {
-            let other = [0, place >> 2, place >> 4, place >> 6][(index % 61 / 4 % 4) as usize];
-            (index.wrapping_mul(7).wrapping_add(index / 61).wrapping_add(place + other) % 4) as i64
+        // One of four numbers, by chance: so most elements of an input, of two inputs, and of a result, differ.
+        operator => {
+            let seed = (place * ROW + index % ROW + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let own = (seed ^ seed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 62;
+            own as i64 + shift(operator, index)
         }
+    }
+}
+
+/// What all ranks add to their element, where the numbers of many ranks come to the same result.
+fn shift(operator: Option<Operator>, index: u64) -> i64 {
+    let turn = (index % 3) as i64;
+    match operator {
+        Some(Operator::Min | Operator::Max | Operator::Average) => turn,
+        Some(Operator::BitAnd | Operator::BitOr) => 4 * turn,
+        _ => 0,
     }
 }
 
@@ -290,19 +302,33 @@ mod tests {
         }
     }
 
+    /// Else a block at another's place would pass.
     #[test]
     fn each_rank_has_an_input_of_its_own() {
         let sum = Case { size: 256, ..case(Kind::Allgather, DataType::F32, Operator::Sum) };
         let inputs: HashSet<Vec<i64>> =
             (0..256).map(|rank| (0..16).map(|index| input(&sum, rank, index)).collect()).collect();
         assert_eq!(inputs.len(), 256);
-        let alike = |rank: u32, other: u32| {
-            (0..1000).filter(|&index| input(&sum, rank, index) == input(&sum, other, index)).count()
-        };
-        for rank in 0..256 {
-            // As a ring of so many, and of eight.
-            assert!(alike(rank, (rank + 1) % 256) < 300, "{rank}");
-            assert!(alike(rank, rank / 8 * 8 + (rank + 1) % 8) < 300, "{rank}");
+        for (rank, other) in (0..256).flat_map(|rank| (0..rank).map(move |other| (rank, other))) {
+            let alike = (0..1000).filter(|&index| input(&sum, rank, index) == input(&sum, other, index));
+            assert!(alike.count() < 500, "{rank} and {other}");
+        }
+    }
+
+    /// Else one at another's place would pass.
+    #[test]
+    fn elements_of_a_result_differ() {
+        use Operator::*;
+        for size in [2, 3, 4, 8, 12, 16] {
+            for operator in [Sum, Average, Min, Max, BitAnd, BitOr, BitXor, Product] {
+                let case = Case { size, ..case(Kind::Allreduce, DataType::I32, operator) };
+                for distance in [1, 2, 4, 16, 61, 256, 1024, 65536] {
+                    let differs = |index: &u64| reduced(&case, *index) != reduced(&case, index + distance);
+                    let differ = (0..1000).filter(differs).count();
+                    let least = if operator == Product { 50 } else { 400 };
+                    assert!(differ > least, "{size} {operator:?} {distance}: {differ}");
+                }
+            }
         }
     }
 
