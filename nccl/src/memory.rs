@@ -46,7 +46,8 @@ pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncc
             return Ok(SUCCESS);
         }
         let (address, allocation) = allocate(size)?;
-        ALLOCATED.write().insert(address.addr(), allocation);
+        // What had the address before was given back otherwise, by cudaFree, and is not to be freed again.
+        std::mem::forget(ALLOCATED.write().insert(address.addr(), allocation));
         out.write(address);
         Ok(SUCCESS)
     })

@@ -204,7 +204,9 @@ impl Meet {
         self.communicator.meet(|_| Err(why.clone()));
         match self.ranks {
             // Others in this process are told otherwise.
-            Ranks::Of(options) if matches!(options.rendezvous, Rendezvous::Id(_)) => {
+            Ranks::Of(options)
+                if matches!(options.rendezvous, Rendezvous::Id(_) | Rendezvous::Invitation(_)) =>
+            {
                 Context::decline(&options, why.clone());
             }
             Ranks::Remaining(parent, ranks) if self.turn.is_some_and(|turn| turn.is_next()) => {
@@ -488,15 +490,18 @@ mod tests {
 
     #[test]
     fn who_meets_a_rank_by_an_id_hears_that_it_has_no_thread() {
-        let id = served::create(Some("127.0.0.1")).expect("an id");
-        let since = Instant::now();
-        let other = options(1, 2, Rendezvous::Id(id));
-        let other = std::thread::spawn(|| Context::create(other));
-        let ranks = Ranks::Of(Box::new(options(0, 2, Rendezvous::Id(id))));
-        let (met, _communicator) = meets_without_a_thread(false, ranks);
-        assert_eq!(met.map_err(|error| error.status()), Err(Status::System));
-        hears_that_there_is_no_thread(other, since);
-        served::release(&id);
+        // As they begin, and where ranks join.
+        for rendezvous in [Rendezvous::Id, Rendezvous::Invitation] {
+            let id = served::create(Some("127.0.0.1")).expect("an id");
+            let since = Instant::now();
+            let other = options(1, 2, rendezvous(id));
+            let other = std::thread::spawn(|| Context::create(other));
+            let ranks = Ranks::Of(Box::new(options(0, 2, rendezvous(id))));
+            let (met, _communicator) = meets_without_a_thread(false, ranks);
+            assert_eq!(met.map_err(|error| error.status()), Err(Status::System));
+            hears_that_there_is_no_thread(other, since);
+            served::release(&id);
+        }
     }
 
     #[test]
