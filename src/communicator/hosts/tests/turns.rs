@@ -1,7 +1,7 @@
 //! One thread has all ranks of its host: these take turns.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::members::AHEAD;
 use super::*;
@@ -41,20 +41,24 @@ impl Seat {
     }
 }
 
-/// Runs `body` for each of two hosts, in the thread of one of its two ranks.
+/// Runs `body` for each of two hosts, in the thread of one of its two ranks, once all ranks have their groups:
+/// what fails in it fails what others are still making.
 fn threads_of_hosts(body: impl Fn(&[Seat; 2]) + Sync) -> Vec<Arc<Double>> {
-    let others = [const { Mutex::new(None) }; 2];
+    let (others, made) = ([const { Mutex::new(None) }; 2], AtomicU32::new(0));
     let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
         let (me, seat, start) = (rank.context.rank() as usize, Seat::new(rank), Instant::now());
+        made.fetch_add(1, Ordering::Relaxed);
         if me % 2 == 1 {
             *lock(&others[me / 2]) = Some(seat);
             return;
         }
         let other = loop {
-            if let Some(other) = lock(&others[me / 2]).take() {
+            if made.load(Ordering::Relaxed) == rank.context.size()
+                && let Some(other) = lock(&others[me / 2]).take()
+            {
                 break other;
             }
-            assert!(start.elapsed() < PATIENCE, "the other rank does not come");
+            assert!(start.elapsed() < PATIENCE, "the other ranks do not come");
             std::thread::sleep(Duration::from_millis(1));
         };
         rank.double.limit_queues(ROOM);
