@@ -178,7 +178,8 @@ impl Composed {
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
         let mut under_way = Vec::with_capacity(calls.len());
         // All of them, before a kernel of one waits for those of another.
-        let ready: Vec<Result<Ready>> = calls.iter().map(|(call, _)| call.ready()).collect();
+        // SAFETY: the caller's promise.
+        let ready: Vec<Result<Ready>> = calls.iter().map(|(call, _)| unsafe { call.ready() }).collect();
         for (place, ((call, _), ready)) in calls.iter().zip(ready).enumerate() {
             // SAFETY: the caller's promise.
             match ready.and_then(|ready| unsafe { call.begin(ready) }) {
@@ -200,8 +201,11 @@ impl Composed {
         works.into_iter().flatten().collect()
     }
 
-    /// Takes what it runs in. Whoever gives it to its stream has promised that this lives.
-    fn ready(&self) -> Result<Ready> {
+    /// Takes what it runs in.
+    ///
+    /// # Safety
+    /// The call's stream lives.
+    unsafe fn ready(&self) -> Result<Ready> {
         let course = Course::new(self);
         let supplies = Supplies::new(self, &course);
         // SAFETY: the caller's promise.
