@@ -90,6 +90,8 @@ struct Book {
     seen: u32,
     /// The number of the last order.
     last: Option<u32>,
+    /// The [`Customer`]s who ordered before it was launched and have not given up.
+    early: Vec<u32>,
 }
 
 struct Waiting {
@@ -346,14 +348,12 @@ impl Courier {
     }
 
     /// Of orders that have no slip yet, those of a customer, or everybody's, are not carried out. Numbers
-    /// that others wait for stay theirs. If nobody orders any more it leaves behind theirs, and is not
-    /// launched if it has not been.
+    /// that others wait for stay theirs. If nobody orders any more it leaves behind theirs; if nobody has
+    /// ordered either who has not given up, it is not launched if it has not been.
     fn void(&self, whose: Option<u32>) {
-        if self.is_dismissed() {
-            let _ = self.state.compare_exchange(NEW, VOID, Ordering::AcqRel, Ordering::Acquire);
-        }
         for desk in Desk::ALL {
             let mut book = self.book(desk);
+            book.early.retain(|&customer| whose.is_some_and(|whose| customer != whose));
             for waiting in &mut book.waiting {
                 if waiting.order.action != Action::Leave && (whose.is_none() || waiting.of == whose) {
                     *waiting = Waiting { order: Order::NOTHING, annex: Annex::Nothing, of: None };
@@ -369,6 +369,9 @@ impl Courier {
                 book.waiting.push_back(Waiting { order: Order::LEAVE, annex: Annex::Nothing, of: None });
             }
             self.write_on(desk, &mut book);
+        }
+        if self.is_dismissed() && Desk::ALL.iter().all(|&desk| self.book(desk).early.is_empty()) {
+            let _ = self.state.compare_exchange(NEW, VOID, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 
@@ -393,6 +396,12 @@ impl Courier {
         let number = book.number();
         if order.action == Action::Leave {
             book.last = Some(number);
+        }
+        if let Some(customer) = of
+            && self.is_new()
+            && !book.early.contains(&customer)
+        {
+            book.early.push(customer);
         }
         if book.waiting.is_empty() && self.has_slip(desk, &mut book, order.action) {
             self.write(desk, &mut book, order, &annex);

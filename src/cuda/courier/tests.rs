@@ -250,14 +250,43 @@ fn one_has_no_more_blocks_than_its_callers_allow() {
 
 #[test]
 fn one_that_nobody_needs_any_more_is_not_launched() {
+    for has_ordered in [false, true] {
+        let (double, devices, stream) = given(Turns::RoundRobin);
+        let [from, to] = [0; 2].map(|_| double.memory(0, 8));
+        let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
+        let (courier, customer) = (errand.courier().clone(), errand.customer().clone());
+        if has_ordered {
+            // SAFETY: the double trusts no address.
+            unsafe { errand.order(Desk::Load, to, from, 8) };
+        }
+        drop(errand);
+        customer.give_up();
+        launch(&courier, &stream, &double).expect("there is nothing to do");
+        assert!(courier.is_gone() && double.is_idle());
+        assert!(courier.join(SHORT).is_none(), "nobody orders of it any more");
+    }
+}
+
+#[test]
+fn one_that_somebody_has_ordered_of_is_launched_though_the_others_give_up() {
     let (double, devices, stream) = given(Turns::RoundRobin);
-    let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
-    let (courier, customer) = (errand.courier().clone(), errand.customer().clone());
-    drop(errand);
+    let [from, to] = [0; 2].map(|_| double.memory(0, 8));
+    double.fill(stream.handle(), 0, from, &[7; 8]);
+    let gives_up = Errand::new(&devices, 0, SHORT).expect("a courier");
+    let lets_go = gives_up.courier().join(SHORT).expect("one more who orders");
+    let (courier, customer) = (gives_up.courier().clone(), gives_up.customer().clone());
+    // SAFETY: the double trusts no address.
+    let loaded = unsafe { lets_go.order(Desk::Load, to, from, 8) };
+    drop(lets_go);
+    // SAFETY: as above.
+    unsafe { gives_up.order(Desk::Load, to, from, 8) };
+    drop(gives_up);
     customer.give_up();
-    launch(&courier, &stream, &double).expect("there is nothing to do");
-    assert!(courier.is_gone() && double.is_idle());
-    assert!(courier.join(SHORT).is_none(), "nobody orders of it any more");
+    launch(&courier, &stream, &double).expect("it is launched");
+    double.drain();
+    assert!(courier.has_done(Desk::Load, loaded) && courier.is_gone());
+    assert_eq!(double.peek(to, 8), [7; 8]);
+    assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
 #[test]

@@ -331,3 +331,38 @@ fn a_receive_that_is_cancelled_before_its_stream_comes_is_not_written() {
     });
     assert_eq!(grave(complaints.concat()), Vec::<String>::new());
 }
+
+#[test]
+fn a_message_that_fails_before_its_list_is_closed_takes_no_courier_from_another() {
+    let begun = Barrier::new(2);
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        let values = given(rank.rank, 1, 16);
+        let [out, into] = [(); 2].map(|()| rank.memory(&values));
+        rank.fill(out, &values);
+        let peer = 1 - rank.rank;
+        let receive = request(Kind::Receive, 0, into, 16, peer);
+        if rank.rank == 0 {
+            let send = request(Kind::Send, out, 0, 16, peer);
+            let both = [&receive, &send].map(|request| {
+                // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+                unsafe { rank.context.begin_together(request, &rank.call()) }.expect("it begins")
+            });
+            begun.wait();
+            // One has what it is given loaded and the other fails meanwhile.
+            std::thread::sleep(Duration::from_millis(100));
+            let works = Pending::close_all(both.into()).into_iter();
+            let ended = works.map(|work| work.and_then(|work| work.wait(Deadline::after(PATIENCE))).err());
+            let ended: Vec<_> = ended.map(|error| error.map(|error| error.status())).collect();
+            assert_eq!(ended, [Some(Status::Mismatch), None], "one is of another length");
+        } else {
+            begun.wait();
+            // Both may be told that they differ.
+            let _ = rank.run(&request(Kind::Send, out, 0, 12, peer), &rank.call());
+            rank.run(&receive, &rank.call()).expect("it ends well");
+            rank.expect(into, &given(peer, 1, 16), "received");
+        }
+        rank.drain()
+    });
+    assert_eq!(grave(complaints.concat()), Vec::<String>::new());
+}
