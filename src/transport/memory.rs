@@ -131,9 +131,9 @@ pub(crate) mod tests {
     use crate::transport::bell::Bell;
     use crate::transport::segment::Segment;
 
-    /// That of a peer whose process this is said to be.
+    /// That of a peer whose process this is said to be; there is room for a board.
     pub(crate) fn memory_of(pid: u32) -> PeerMemory {
-        let segment = Segment::new(0).unwrap();
+        let segment = Segment::new(1 << 20).unwrap();
         let bell = Bell::new(Arc::clone(&segment)).unwrap();
         let ringer = bell.ringer().try_clone_to_owned().unwrap();
         PeerMemory::new(segment.fd().try_clone_to_owned().unwrap(), ringer, pid).unwrap()

@@ -1,5 +1,6 @@
 //! Boards: what the members of a group on one host see of each other.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -13,6 +14,7 @@ use crate::error::{Error, Result, Status, fail};
 use crate::schedule::{Collective, total};
 use crate::signature::Signature;
 use crate::sys;
+use crate::sys::process::has_ended;
 use crate::transport::bell::PeerBell;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
@@ -490,14 +492,15 @@ impl Drop for Direct {
             }
         }
         if let Some(board) = self.own.take() {
-            let (_lent, rank, size) = (self.lent.take(), self.rank, self.size());
-            self.retired.add(Remains { board, _lent, rank, size });
+            let process = |memory: &Option<Arc<PeerMemory>>| memory.as_ref()?.process.clone();
+            let processes = self.peers.iter().map(process).collect();
+            self.retired.add(Remains { board, _lent: self.lent.take(), rank: self.rank, processes });
         }
     }
 }
 
 /// Boards of groups that are gone, and what was lent with them, each kept until every member has said goodbye
-/// to it: a member that is slow may still read from it.
+/// to it, or its process has ended: a member that is slow may still read from it.
 #[derive(Default)]
 pub struct Retired(Mutex<Vec<Remains>>);
 
@@ -506,7 +509,8 @@ struct Remains {
     board: Region,
     _lent: Option<Region>,
     rank: usize,
-    size: usize,
+    /// By member, where it is another's and can be watched: one that was killed says no goodbye.
+    processes: Vec<Option<Arc<OwnedFd>>>,
 }
 
 impl Retired {
@@ -516,10 +520,13 @@ impl Retired {
 
     /// Gives back the boards that nobody reads any more.
     pub fn sweep(&self) {
-        lock(&self.0).retain(|Remains { board: region, rank, size, .. }| {
+        lock(&self.0).retain(|Remains { board: region, rank, processes, .. }| {
             // SAFETY: a board is BOARD_BYTES of mapped shared memory that consists of atomics here.
             let board = unsafe { &*region.address().as_ptr().cast::<Board>() };
-            (0..*size).any(|member| member != *rank && !board.is_free_of(member))
+            processes.iter().enumerate().any(|(member, process)| {
+                let is_over = || process.as_ref().is_some_and(|process| has_ended(process.as_fd()));
+                member != *rank && !board.is_free_of(member) && !is_over()
+            })
         });
     }
 }
@@ -568,5 +575,34 @@ pub(super) enum Stop {
 impl From<Error> for Stop {
     fn from(error: Error) -> Stop {
         Stop::Failed(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::memory::tests::memory_of;
+    use crate::transport::segment::Segment;
+
+    #[test]
+    fn what_was_lent_to_a_member_that_was_killed_is_given_back() {
+        let mut other = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
+        let segment = Segment::new(4 << 20).expect("a segment");
+        let free = segment.free_bytes();
+        let [board, lanes] =
+            [BOARD_BYTES, 1 << 20].map(|bytes| segment.allocate(bytes, 4096).expect("there is room"));
+        let group = 7;
+        label(&board, group);
+        let (retired, peers) = (Arc::<Retired>::default(), vec![None, Some(Arc::new(memory_of(other.id())))]);
+        let direct = Direct::new(group, 0, board, retired.clone(), peers, &[0; 2], false).expect("boards");
+        direct.lend(lanes);
+        drop(direct);
+        retired.sweep();
+        let lent = free - segment.free_bytes();
+        assert!(lent >= BOARD_BYTES + (1 << 20), "it runs, and has not said goodbye: {lent} bytes");
+        other.kill().expect("it is there");
+        other.wait().expect("it has ended");
+        retired.sweep();
+        assert_eq!(segment.free_bytes(), free);
     }
 }

@@ -117,8 +117,7 @@ impl Staged {
         if self.lane_bytes() > SPARE_BYTES || !self.has_entered()? {
             return Ok(None);
         }
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        Ok(PinnedLane::take_spare(devices, *device))
+        Ok(PinnedLane::take_spare(&self.job.order))
     }
 
     /// Takes room for the next piece. Whether there is any.

@@ -392,9 +392,18 @@ impl PinnedLane {
         })
     }
 
-    /// The spare lane, if nobody has it, as far as is known without the driver. Whoever has it gives it back
-    /// as soon as the device has copied.
-    pub(super) fn take_spare(devices: &Arc<Devices>, device: u32) -> Option<PinnedLane> {
+    /// The spare lane for a call, if nobody has it, as far as is known without the driver where the call does
+    /// not ask it. Whoever has it gives it back as soon as the device has copied, or leaves it behind the
+    /// copy.
+    pub(super) fn take_spare(order: &StreamOrder) -> Option<PinnedLane> {
+        let StreamOrder { devices, device, errand, .. } = order;
+        PinnedLane::spare(devices, *device).or_else(|| {
+            POOL.unpark(errand.is_none());
+            PinnedLane::spare(devices, *device)
+        })
+    }
+
+    fn spare(devices: &Arc<Devices>, device: u32) -> Option<PinnedLane> {
         let spares = &mut POOL.lock().stock.spares;
         let index = spares.iter().position(|lane| lane.is_like(devices, device, SPARE_BYTES))?;
         Some(spares.swap_remove(index))
@@ -485,7 +494,7 @@ impl Hoard {
 
     /// Takes the spare one, if nobody has it.
     pub(crate) fn of_spare(devices: &Arc<Devices>, device: u32) -> Option<Hoard> {
-        PinnedLane::take_spare(devices, device).map(|lane| Hoard(vec![lane]))
+        PinnedLane::spare(devices, device).map(|lane| Hoard(vec![lane]))
     }
 
     /// One of so many bytes, which is made.

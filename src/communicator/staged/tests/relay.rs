@@ -67,12 +67,48 @@ impl Rank {
 
     /// Calls until the lanes are there.
     pub(super) fn warm_up(&self) {
+        assert!(self.has_lanes());
+    }
+
+    /// Calls until all ranks have their lanes, or agree that there are none. Whether they have.
+    fn has_lanes(&self) -> bool {
         let start = Instant::now();
-        while self.group().relay().relays().is_none() {
+        loop {
+            if let Some(has) = self.group().relay().relays() {
+                return has;
+            }
             assert!(start.elapsed() < PATIENCE, "no lanes");
             self.first_call();
         }
-        assert_eq!(self.group().relay().relays(), Some(true));
+    }
+
+    /// The same rank in another context, on the same devices and the same stream.
+    fn within(&self, context: Context) -> Rank {
+        context.cuda().pretend(&self.devices, PIECE);
+        let rank = Rank {
+            context,
+            double: self.double.clone(),
+            devices: self.devices.clone(),
+            stream: self.stream,
+            rank: self.rank,
+            completes: AtomicBool::new(false),
+        };
+        rank.relay();
+        rank
+    }
+
+    /// The same rank in another group of the same ranks.
+    fn child(&self) -> Rank {
+        self.within(self.context.duplicate().expect("a group"))
+    }
+
+    /// Rank 0 begins a call that it will give up.
+    fn begin_alone(&self) -> Option<Work> {
+        let memory = self.memory(&[0; 700]);
+        // If its stream has not come to it by then, the test finds less.
+        let call = Call { timeout: Some(Duration::from_millis(100)), ..self.call() };
+        let sum = request(Kind::Allreduce, memory, memory, 700, 0);
+        (self.rank == 0).then(|| self.start(&sum, &call).expect("it starts"))
     }
 
     /// A call that has ended on all ranks when any of them goes on.
@@ -529,17 +565,7 @@ fn a_call_that_is_not_relayed_after_all_asks_for_nothing_while_its_stream_waits(
 fn groups_come_and_go(way: &str) {
     let complaints = relaying(2, way, Order::Random(2), |rank| {
         for round in 0..12 {
-            let context = rank.context.duplicate().expect("a group");
-            context.cuda().pretend(&rank.devices, PIECE);
-            let child = Rank {
-                context,
-                double: rank.double.clone(),
-                devices: rank.devices.clone(),
-                stream: rank.stream,
-                rank: rank.rank,
-                completes: AtomicBool::new(false),
-            };
-            child.relay();
+            let child = rank.child();
             // Or its lanes are being made when it ends.
             if round % 2 == 1 {
                 child.warm_up();

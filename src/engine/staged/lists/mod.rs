@@ -369,9 +369,7 @@ impl Lists {
         if self.slot(spot).lane().is_ok() {
             return true;
         }
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        let lane = PinnedLane::take_spare(devices, *device);
-        self.slot_mut(spot).via = lane;
+        self.slot_mut(spot).via = PinnedLane::take_spare(&self.job.order);
         self.slot(spot).lane().is_ok()
     }
 

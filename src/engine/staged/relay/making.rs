@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::lanes::{Crew, Lanes};
 use super::shared;
+use super::tracks;
 use super::wired::Wire;
 use crate::cuda::context::Devices;
 use crate::engine::direct::Direct;
@@ -131,6 +132,9 @@ impl Making {
         let (name, waiting) = (group.name().to_string(), Arc::downgrade(&made));
         let run = move || {
             let begun = Instant::now();
+            // Those of calls that were given up may be what there is no room for, and then no call is relayed
+            // that would let go of them.
+            tracks::unpark();
             let lanes = make(&|| waiting.strong_count() > 0).inspect_err(|error| say_no(&name, error)).ok();
             if lanes.is_some() {
                 log::debug!("'{name}' has what it relays by, made in {:.1?}", begun.elapsed());

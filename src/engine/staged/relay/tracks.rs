@@ -110,8 +110,6 @@ struct Parked {
 
 /// What has ended when all steps have.
 enum Behind {
-    /// They have.
-    Nothing,
     Tail(Event),
     Courier(Arc<Courier>),
     /// These.
@@ -121,7 +119,6 @@ enum Behind {
 impl Left for Parked {
     fn is_used(&self) -> Option<bool> {
         match &self.behind {
-            Behind::Nothing => Some(false),
             Behind::Tail(_) | Behind::Rest(_) => None,
             Behind::Courier(courier) => Some(!courier.is_gone()),
         }
@@ -129,7 +126,6 @@ impl Left for Parked {
 
     fn has_ended(&self) -> Result<bool> {
         match &self.behind {
-            Behind::Nothing => Ok(true),
             Behind::Tail(tail) => tail.query(),
             Behind::Courier(courier) => Ok(courier.is_gone()),
             Behind::Rest(rest) => rest.has_ended(),
@@ -312,9 +308,7 @@ impl Tracks {
     /// Takes them back when their steps have all ended. The call has its courier again, if that is to go on.
     pub(super) fn give_back(self, order: &mut StreamOrder) {
         match self {
-            Tracks::Streams(tracks) => {
-                POOL.lock().stock.steps.extend(tracks.into_iter().map(|track| track.step));
-            }
+            Tracks::Streams(tracks) => POOL.lock().stock.keep_steps(tracks),
             Tracks::Queued(queued) => POOL.lock().stock.steps.extend(queued.into_steps()),
             Tracks::Courier(ordered) => order.errand = ordered.errand,
         }
@@ -333,11 +327,9 @@ impl Tracks {
             Tracks::Queued(queued) => {
                 let (rest, steps) = queued.leave();
                 POOL.lock().stock.steps.extend(steps);
-                let behind = match parting::wait(|| rest.has_ended()) {
-                    true => Behind::Nothing,
-                    false => Behind::Rest(rest),
-                };
-                park(behind, Vec::new(), lanes);
+                if !parting::wait(|| rest.has_ended()) {
+                    park(Behind::Rest(rest), Vec::new(), lanes);
+                }
             }
             Tracks::Streams(tracks) => leave(order, tracks, lanes),
         }
@@ -361,7 +353,7 @@ fn leave(order: &StreamOrder, mut tracks: Vec<PieceTrack>, lanes: Pinned) {
     let streams: Vec<&Stream> = tracks.iter().map(|track| &track.side.stream).collect();
     match parting::part(exit.as_ref(), &streams, behind) {
         Some(Tail::Event(tail)) => park(Behind::Tail(tail), tracks, lanes),
-        Some(Tail::Ended) => park(Behind::Nothing, tracks, lanes),
+        Some(Tail::Ended) => POOL.lock().stock.keep_steps(tracks),
         None => std::mem::forget((tracks, lanes)),
     }
 }
@@ -377,6 +369,10 @@ struct Stock {
 static POOL: pool::Pool<Stock> = pool::Pool::new(Stock { sides: Vec::new(), turn: 0, steps: Vec::new() });
 
 impl Stock {
+    fn keep_steps(&mut self, tracks: Vec<PieceTrack>) {
+        self.steps.extend(tracks.into_iter().map(|track| track.step));
+    }
+
     /// The next stream of a device.
     fn side(&mut self, devices: &Arc<Devices>, device: u32) -> Result<Arc<Side>> {
         self.turn = self.turn.wrapping_add(1);
@@ -414,7 +410,7 @@ impl pool::Stock for Stock {
 
     fn keep(&mut self, over: Vec<Parked>) -> Vec<(Behind, Pinned)> {
         let keep = |Parked { behind, tracks, lanes }| {
-            self.steps.extend(tracks.into_iter().map(|track: PieceTrack| track.step));
+            self.keep_steps(tracks);
             (behind, lanes)
         };
         over.into_iter().map(keep).collect()
@@ -477,6 +473,11 @@ impl PieceTrack {
     }
 }
 
+/// Takes back what calls have left that were given up, if it is not used any more. Asks the driver.
+pub(super) fn unpark() {
+    POOL.unpark(true);
+}
+
 /// Takes back tracks, and lets go of the lanes, once what they are `behind` has ended.
 fn park(behind: Behind, tracks: Vec<PieceTrack>, lanes: Pinned) {
     POOL.park(Parked { behind, tracks, lanes });
@@ -486,7 +487,7 @@ fn park(behind: Behind, tracks: Vec<PieceTrack>, lanes: Pinned) {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::super::super::parting::tests::memory_comes_back_behind_copies;
+    use super::super::super::parting::tests::{memory_comes_back_behind_copies, order_of_nothing};
     use super::pool::Stock;
     use super::*;
     use crate::cuda::double::{Double, Order, Waiting};
@@ -548,6 +549,16 @@ mod tests {
             kept.expect("the driver is asked for something");
         });
         assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn lanes_are_let_go_of_at_once_where_nothing_is_under_way() {
+        let devices = Devices::over(Double::new(1, Order::RoundRobin)).expect("a driver");
+        prepare(&devices, 0).expect("streams");
+        let queued = Queued::new(take_sides(&devices, 0).expect("streams"), Vec::new());
+        let lanes = Arc::new(());
+        Tracks::Queued(queued).leave(&order_of_nothing(&devices, None), lanes.clone());
+        assert_eq!(Arc::strong_count(&lanes), 1);
     }
 
     #[test]

@@ -167,6 +167,24 @@ fn a_word_whose_release_a_stream_has_yet_to_come_to_is_not_used_again_whatever_f
     assert!(last.is_some_and(|last| last > 0), "{last:?}");
 }
 
+/// It may wait for nothing else, with nobody to ask for it.
+#[test]
+fn a_call_on_side_streams_finds_the_spare_lane_when_what_was_given_up_has_been_copied() {
+    let double = Double::new(1, Order::RoundRobin);
+    let devices = Devices::over(double.clone()).expect("a driver");
+    let bay = Bay::take(&devices, 0).expect("side streams");
+    let [exit, gate] = [(); 2].map(|()| Arc::new(devices.word(0).expect("a word")));
+    let order = order_of_nothing(&devices, Some(exit));
+    let spare = PinnedLane::take_spare(&order).expect("nobody has it");
+    bay.store.wait_word(&gate).expect("it waits");
+    leave(&order, &bay, vec![spare], false);
+    assert!(PinnedLane::take_spare(&order).is_none(), "it is in use");
+    gate.release();
+    double.drain();
+    assert!(PinnedLane::take_spare(&order).is_some());
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
 #[test]
 fn memory_comes_back_behind_what_side_streams_copy_whatever_fails() {
     memory_comes_back_behind_copies(

@@ -236,19 +236,18 @@ fn a_call_that_waits_for_its_parcels_alone_names_whom_they_are_for() {
     }
 }
 
+/// Waits for a call that [`Rank::begin_alone`] has begun.
+fn fails(work: Work) {
+    work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not follow");
+}
+
 /// Lanes stay pinned while a device may use them, for a call that was given up; what moves pieces between the
 /// ranks does not stay.
 #[test]
 fn connections_end_with_their_group_whatever_was_given_up() {
     let met = Barrier::new(2);
     let movers = relaying(2, "tcp", Order::RoundRobin, |rank| {
-        if rank.rank == 0 {
-            let memory = rank.memory(&[0; 700]);
-            let call = Call { timeout: Some(Duration::from_millis(100)), ..rank.call() };
-            let sum = request(Kind::Allreduce, memory, memory, 700, 0);
-            let work = rank.start(&sum, &call).expect("it starts");
-            work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not follow");
-        }
+        rank.begin_alone().into_iter().for_each(fails);
         // Nobody leaves before.
         met.wait();
         assert_eq!(grave(rank.drain()), Vec::<String>::new());
@@ -264,37 +263,20 @@ fn connections_end_with_their_group_whatever_was_given_up() {
 impl Rank {
     /// The same rank of another job, on the same devices and the same stream, which relays.
     fn beside(&self, store: &Arc<dyn Store>, way: &str) -> Rank {
-        let context = join(self.rank, 2, Rendezvous::Store(store.clone()), way);
-        context.cuda().pretend(&self.devices, PIECE);
-        let beside = Rank {
-            context,
-            double: self.double.clone(),
-            devices: self.devices.clone(),
-            stream: self.stream,
-            rank: self.rank,
-            completes: AtomicBool::new(false),
-        };
-        beside.relay();
+        let beside = self.within(join(self.rank, 2, Rendezvous::Store(store.clone()), way));
         beside.warm_up();
         beside
     }
 }
 
-/// What a call ran in that was given up is kept until the next relayed call, which there is only if lanes are
-/// made without that.
+/// What a call ran in that was given up is kept until lanes are made or a call is relayed, which there is only
+/// if lanes are made without that.
 fn a_group_relays_after_another_has_given_up(way: &str) {
     let stores = [(); 2].map(|()| Arc::new(HashStore::new()) as Arc<dyn Store>);
     let met = Barrier::new(2);
     let complaints = ranks(2, way, Order::RoundRobin, |rank| {
         let first = rank.beside(&stores[0], way);
-        if rank.rank == 0 {
-            let memory = first.memory(&[0; 700]);
-            // If its stream has not come to it by then, the test finds less.
-            let call = Call { timeout: Some(Duration::from_millis(100)), ..first.call() };
-            let sum = request(Kind::Allreduce, memory, memory, 700, 0);
-            let work = first.start(&sum, &call).expect("it starts");
-            work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not follow");
-        }
+        first.begin_alone().into_iter().for_each(fails);
         // Nobody leaves before.
         met.wait();
         assert_eq!(grave(rank.drain()), Vec::<String>::new());
@@ -303,6 +285,30 @@ fn a_group_relays_after_another_has_given_up(way: &str) {
         let before = second.relayed();
         second.first_call();
         assert!(second.relayed() > before);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// Though no group has had room for its lanes since, and so none has relayed a call.
+#[test]
+fn groups_relay_again_after_calls_of_as_many_as_can_have_been_given_up() {
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        // On streams of their own, so that all calls are under way at once.
+        let child = || Rank { stream: rank.double.stream(0), ..rank.child() };
+        let all: Vec<Rank> = std::iter::repeat_with(child).take_while(Rank::has_lanes).collect();
+        assert!(!all.is_empty());
+        let begun: Vec<Work> = all.iter().filter_map(Rank::begin_alone).collect();
+        begun.into_iter().for_each(fails);
+        // Nobody leaves before.
+        met.wait();
+        assert_eq!(grave(rank.drain()), Vec::<String>::new());
+        drop(all);
+        let start = Instant::now();
+        while !rank.child().has_lanes() {
+            assert!(start.elapsed() < PATIENCE, "there is no room");
+        }
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
