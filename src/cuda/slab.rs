@@ -45,10 +45,10 @@ pub(super) struct Slabs {
 /// How long who finds no memory waits for what is being given back.
 const GIVEN_BACK: Duration = Duration::from_secs(1);
 
-/// What a thread of its own gives back, and asks whether it is over.
+/// What a thread of its own gives back, and asks whether it is over; and who else gives back.
 struct GivingBack {
     state: Mutex<Pending>,
-    /// There is no thread any more.
+    /// There is no thread any more, or one less who gives back beside it.
     ended: Condvar,
     fork: u32,
 }
@@ -60,6 +60,8 @@ struct Pending {
     /// How much of what is kept it is to look at.
     looks: Looks,
     has_thread: bool,
+    /// How many others give back what they have come by.
+    others: usize,
 }
 
 /// How much of what is kept the thread is to look at.
@@ -156,11 +158,22 @@ impl GivingBack {
         }
     }
 
-    /// Waits until nothing is, no longer than `until`. Whether anything was.
+    /// Gives back in this thread.
+    fn here(&self, over: Vec<Waiting>) {
+        if !over.is_empty() {
+            lock(&self.state).others += 1;
+            drop(over);
+            lock(&self.state).others -= 1;
+            self.ended.notify_all();
+        }
+    }
+
+    /// Waits until nothing is given back, no longer than `until`. Whether anything was.
     fn await_end(&self, until: Deadline) -> bool {
         let mut state = lock(&self.state);
-        let any = state.has_thread;
-        while state.has_thread && !until.expired() {
+        let is_at_work = |state: &Pending| state.has_thread || state.others > 0;
+        let any = is_at_work(&state);
+        while is_at_work(&state) && !until.expired() {
             let left = until.remaining_capped(GIVEN_BACK);
             state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -221,7 +234,7 @@ impl Devices {
             slabs.giving_back.look_aside(self, looks);
         }
         // Not under the lock: dropping may wait for the device.
-        drop(slabs.take_over(here));
+        slabs.giving_back.here(slabs.take_over(here));
     }
 
     /// Drops what is over, and returns when that is done.
@@ -666,17 +679,26 @@ mod tests {
 
     #[test]
     fn who_finds_no_memory_waits_for_what_is_being_given_back() {
-        let (double, devices) = full();
-        // There is room again once somebody has found none.
-        let make_room = move || {
-            let start = Instant::now();
-            while double.failed_at().is_none() && start.elapsed() < Duration::from_secs(60) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            double.fail_call(usize::MAX);
-        };
-        devices.keep(Box::new(GivenBack(make_room)), true);
-        Arena::new(&devices, 0, 64, Deadline::after(Duration::from_secs(60))).expect("there is room by then");
+        const LONG: Duration = Duration::from_secs(60);
+        // By a thread of the library, or by whoever comes by.
+        for has_failed in [true, false] {
+            let (double, devices) = full();
+            let (begin, begun) = mpsc::channel();
+            // There is room again once somebody has found none.
+            let make_room = move || {
+                let _ = begin.send(());
+                let start = Instant::now();
+                while double.failed_at().is_none() && start.elapsed() < LONG {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                double.fail_call(usize::MAX);
+            };
+            let kept = devices.clone();
+            let other = std::thread::spawn(move || kept.keep(Box::new(GivenBack(make_room)), has_failed));
+            begun.recv_timeout(LONG).expect("it is being given back");
+            Arena::new(&devices, 0, 64, Deadline::after(LONG)).expect("there is room by then");
+            other.join().expect("it ends");
+        }
     }
 
     #[test]
