@@ -543,11 +543,10 @@ impl Drop for Group {
         // In a forked child the locks may be held by threads that do not exist.
         if self.endpoint.check_fork().is_ok() {
             self.endpoint.dismiss(self);
-            let has_told = self.has_told();
-            // The members are told of the failure; or else by the endpoint's goodbye, where that goes, too.
-            let is_told = has_told || Arc::strong_count(&self.endpoint) == 1;
-            let untold = if is_told { Arc::default() } else { self.members.clone() };
-            self.endpoint.messages().forget(self.id, self.line.leave(), untold, has_told);
+            // The members are told by the endpoint's goodbye, where that goes, too.
+            let is_last = Arc::strong_count(&self.endpoint) == 1;
+            let untold = if is_last { Arc::default() } else { self.members.clone() };
+            self.endpoint.messages().forget(self.id, self.line.leave(), untold, self.has_told());
             self.endpoint.see_out();
             self.endpoint.await_last_words();
         }

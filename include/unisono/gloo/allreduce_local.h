@@ -19,7 +19,8 @@ template <class T> class AllreduceLocal : public Algorithm {
         : Algorithm(context), ptrs_(ptrs), count_(detail::checkedCount(count)), fn_(fn) {
         const detail::Operator operation = detail::operatorFor(fn);
         if (ptrs.size() > 1 && operation.isNative()) {
-            native_.emplace(operation, std::vector<void *>(ptrs.begin(), ptrs.end()), count_);
+            const std::vector<void *> buffers(ptrs.begin(), ptrs.end());
+            native_.emplace(context->alone().get(), operation, buffers, count_);
         }
     }
 

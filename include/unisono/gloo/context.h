@@ -74,10 +74,7 @@ class Context {
 
     /* unisono's own: the native face's context, for what gloo has no name for. */
     std::shared_ptr<unisono_context_t> native() {
-        if (!isUnconnectedOne()) {
-            return connected().native();
-        }
-        return alone_->native(timeout_);
+        return isUnconnectedOne() ? alone() : connected().native();
     }
     /* And what is to let go of it when the connections are closed. */
     void enlist(const std::shared_ptr<detail::Closable> &part) {
@@ -85,6 +82,8 @@ class Context {
             connected().enlist(part);
         }
     }
+    /* Another one, of this rank alone, for what the others have no part in. Closing leaves it. */
+    std::shared_ptr<unisono_context_t> alone() { return alone_->native(timeout_); }
 
   protected:
     transport::Context &connected() const {
@@ -115,7 +114,7 @@ class Context {
     /* A group of one has collectives before it is connected, too, as in gloo. */
     bool isUnconnectedOne() const { return size == 1 && !transportContext_; }
 
-    /* What those run on; a copy's, too, as it has the same connections. */
+    /* What those run on, and what is this rank's own; a copy's, too, as it has the same connections. */
     const std::shared_ptr<detail::Alone> alone_ = std::make_shared<detail::Alone>();
 };
 

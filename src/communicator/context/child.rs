@@ -465,4 +465,29 @@ mod tests {
             });
         }
     }
+
+    /// It has another group of the job, so no goodbye tells of it. It goes before the other one comes, or
+    /// most likely while that waits for it.
+    #[test]
+    fn who_meets_over_a_group_that_has_failed_is_told_of_a_member_that_has_let_go_of_it() {
+        for before in [true, false] {
+            let [first, second] = pair([PATIENCE; 2]);
+            let kept = std::thread::scope(|scope| {
+                let ranks = [&first, &second].map(|context| scope.spawn(|| context.duplicate()));
+                ranks.map(|rank| rank.join().expect("no panic").expect("another"))
+            });
+            first.abort();
+            let mut first = Some(first);
+            first.take_if(|_| before);
+            let error = std::thread::scope(|scope| {
+                let meets = scope.spawn(|| second.regroup("both", &[0, 1]).map(drop));
+                std::thread::sleep(Duration::from_millis(20));
+                drop(first);
+                meets.join().expect("no panic").expect_err("rank 0 does not come")
+            });
+            assert_eq!(error.status(), Status::PeerFailed, "{error}");
+            assert!(error.text().contains("rank 0") && error.text().contains("has left"), "{error}");
+            assert!(kept.iter().all(|other| other.failure().is_none()));
+        }
+    }
 }

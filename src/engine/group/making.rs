@@ -32,7 +32,9 @@ impl Group {
     pub fn make<'a>(&'a self, child: &'a Arc<Group>, tied: bool) -> Making<'a> {
         // In a forked child, where nothing is made, the lock may be held by a thread that does not exist.
         if self.endpoint.check_fork().is_ok() {
-            self.endpoint.messages().begin_child(child.id, self.line());
+            // If this has failed, a child that is tied hears why, and not who has let go of it for that.
+            let parent = if tied { self.id } else { self.line() };
+            self.endpoint.messages().begin_child(child.id, parent);
         }
         let making = Making { parent: self, child };
         if !tied {

@@ -3,11 +3,12 @@
 //! A member that lets go of a group tells the others by a [`FrameKind::Part`] on each lane, behind all that it
 //! has sent for it, as its goodbye is behind all that it has sent. Whoever waits for it, or comes to, waits in
 //! vain. With the last group of a line (engine/group/line.rs) that it has, it tells of the line, which has a
-//! number as groups have.
+//! number as groups have. Of a group that has failed the members know; over its line they may yet meet.
 
 #![forbid(unsafe_code)]
 
 use std::collections::{HashSet, VecDeque};
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,7 +66,7 @@ pub(super) struct Parted {
     members: Vec<(u64, u32, u64)>,
     /// The groups, the oldest first: one may never be made here.
     order: VecDeque<u64>,
-    /// Groups that are being made here, and of which lines.
+    /// Groups that are being made here, and of which groups or lines.
     children: Vec<(u64, u64)>,
 }
 
@@ -113,14 +114,14 @@ impl Parted {
         })
     }
 
-    /// Whether a member has let go of a group, or makes it no more since it has let go of the line that it is
-    /// made of: it would have done all that it does there before.
+    /// Whether a member has let go of a group, or makes it no more since it has let go of what that is made
+    /// of: it would have done all that it does there before.
     fn lacks(&self, group: u64, peer: u32, lanes: usize) -> bool {
-        let mut lines = self.children.iter().filter(|(child, _)| *child == group);
-        self.contains(group, peer, lanes) || lines.any(|(_, line)| self.contains(*line, peer, lanes))
+        let mut parents = self.children.iter().filter(|(child, _)| *child == group);
+        self.contains(group, peer, lanes) || parents.any(|(_, parent)| self.contains(*parent, peer, lanes))
     }
 
-    /// Whether a group is this one, or is being made of this line.
+    /// Whether a group is this one, or is being made of this one or this line.
     fn is_of(&self, group: u64, gone: u64) -> bool {
         group == gone || self.children.contains(&(group, gone))
     }
@@ -157,15 +158,16 @@ fn word(group: u64) -> Frame {
 impl Messages {
     /// A group is gone from this rank, and its `line` if it was the last of that here: what has come for it
     /// and was not asked for, and what is known of its calls, is given up, and what still comes is not kept.
-    /// Who has announced a message is told that it is not taken, unless the group has `failed`: then its
-    /// members are told of that, which is the better cause. Transfers under way stay; their owner ends them.
-    /// The `members` to be told are told now, or when their links open.
+    /// The `members` to be told are told now, or when their links open. Not of the group, nor that a message
+    /// which they have announced is not taken, if it has `failed`: they are told of that, which is the better
+    /// cause. Transfers under way stay; their owner ends them.
     pub fn forget(&mut self, group: u64, line: Option<u64>, members: Arc<[u32]>, failed: bool) {
-        let mut gone = vec![group];
-        gone.extend(line);
-        for &gone in &gone {
-            self.departed.add(gone, members.clone());
+        let mut untold = Vec::new();
+        for gone in iter::once(group).chain(line) {
+            let is_told = failed && gone == group;
+            self.departed.add(gone, if is_told { Arc::default() } else { members.clone() });
             self.parted.forget(gone);
+            untold.extend((!is_told).then_some(gone));
         }
         self.misses.store(!self.parted.members.is_empty(), Ordering::Relaxed);
         self.calls.forget(group);
@@ -188,13 +190,13 @@ impl Messages {
         }
         self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
         for &peer in members.iter() {
-            self.part(peer, &gone);
+            self.part(peer, &untold);
         }
     }
 
-    /// A group is being made here, of members of a group of `line`.
-    pub fn begin_child(&mut self, group: u64, line: u64) {
-        self.parted.children.push((group, line));
+    /// A group is being made here, in vain once a member lets go of `parent`: a group or a line.
+    pub fn begin_child(&mut self, group: u64, parent: u64) {
+        self.parted.children.push((group, parent));
     }
 
     /// It has been made, or has not.

@@ -172,6 +172,39 @@ fn who_makes_a_group_that_another_has_no_more_is_told() {
 }
 
 #[test]
+fn a_group_that_is_tied_to_its_parent_fails_as_that_does_though_a_member_lets_go_of_it_first() {
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        let [gone, parent] = [0, 1].map(|rank: usize| child_of(&groups[rank], 77));
+        let [tied, free] = [78, 79].map(|id| child_of(&parent, id));
+        let _making = [parent.make(&tied, true), parent.make(&free, false)];
+        let mut word = [0; 8];
+        let into = Destination { address: word.as_mut_ptr(), len: word.len() };
+        let endpoint = parent.endpoint();
+        let [of_tied, of_free] = [&tied, &free].map(|group| {
+            let mut messages = endpoint.messages();
+            let mailbox = messages.mailbox();
+            let key = Key { group: group.id(), tag: 0, sequence: 0, slot: 0, class: Class::Internal };
+            messages.receive(0, key, BARRIER, into, Ticket { mailbox, step: 0 });
+            mailbox
+        });
+        let has_failed = |mailbox| endpoint.messages().look(mailbox).failed.is_some();
+        // As where its notice of the failure is still under way.
+        let members = gone.members().clone();
+        gone.endpoint().messages().forget(gone.id(), Some(gone.line()), members, true);
+        let soon = Deadline::after(Duration::from_secs(20));
+        endpoint.wait(soon, Through::Messages, || has_failed(of_free).then_some(())).expect("in time");
+        assert!(!has_failed(of_tied));
+        gone.fail(Error::new(Status::Aborted, "enough"));
+        let error = endpoint.wait(soon, Through::Messages, || tied.failure()).expect("in time");
+        assert!(error.text().contains("enough"), "{error}");
+        for mailbox in [of_tied, of_free] {
+            endpoint.messages().cancel(mailbox);
+        }
+    }
+}
+
+#[test]
 fn failures_of_peers_speak_as_the_group_counts() {
     let [first, second] = linked_pair(true);
     let child = |parent: &Arc<Group>, rank, members| {

@@ -44,11 +44,11 @@ inline void reduceLocally(const Operator &operation, const std::vector<void *> &
                                nullptr));
 }
 
-/* The same in place, prepared: each of the buffers gets the result. */
+/* The same in place, prepared on a group of this rank alone: each of the buffers gets the result. */
 class LocalReduction {
   public:
-    LocalReduction(const Operator &operation, const std::vector<void *> &buffers, std::size_t elements)
-        : alone_(alone()) {
+    LocalReduction(const unisono_context_t *alone, const Operator &operation, const std::vector<void *> &buffers,
+                   std::size_t elements) {
         unisono_algorithm_options_t options = UNISONO_ALGORITHM_OPTIONS_INIT;
         options.collective = UNISONO_ALLREDUCE;
         options.pointers = buffers.data();
@@ -56,13 +56,12 @@ class LocalReduction {
         options.count = elements;
         options.dtype = operation.element.dtype;
         options.op = operation.op;
-        algorithm_ = makeAlgorithm(alone_.get(), options);
+        algorithm_ = makeAlgorithm(alone, options);
     }
 
     void run() const { check(unisono_algorithm_run(algorithm_.get())); }
 
   private:
-    const std::shared_ptr<unisono_context_t> alone_;
     AlgorithmHandle algorithm_;
 };
 
