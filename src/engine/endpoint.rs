@@ -562,7 +562,9 @@ impl Endpoint {
                 Trouble::Mismatch(mismatch) => self.differ(&mismatch),
                 Trouble::Short { peer, bytes } => self.note_shortage(peer, bytes),
                 Trouble::Broken { peer, why } => {
-                    let text = format!("the link to {} broke: {why}", self.describe(peer));
+                    // The peer is told the same.
+                    let (rank, peer_is) = (self.rank(), self.describe(peer));
+                    let text = format!("the link between rank {rank} and {peer_is} broke: {why}");
                     self.registration().doubt(peer, Error::new(Status::PeerFailed, text));
                 }
             }
