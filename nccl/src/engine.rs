@@ -41,6 +41,12 @@ pub(crate) struct Launch {
     pub(crate) max_blocks: u32,
 }
 
+/// Has a stream put, signal or wait.
+pub(crate) struct OneSided {
+    pub(crate) communicator: Arc<Communicator>,
+    pub(crate) start: Box<dyn FnOnce() -> Result<()>>,
+}
+
 impl Launch {
     /// The group, if it can be called: whoever made this has seen that the communicator is open.
     fn working_group(&self) -> Result<&Context> {
@@ -180,7 +186,7 @@ impl Failed {
     }
 
     /// Notes what keeps a call of this communicator from starting. Another one behind it would take its place
-    /// on the other ranks, so none is started.
+    /// on the other ranks, or signal what was not put, so none is started.
     fn stop(&mut self, communicator: &Arc<Communicator>, error: Error) {
         self.note(error);
         if !self.stops(communicator) {
@@ -209,14 +215,22 @@ impl Failed {
 
 /// Starts the calls of a group. What stands behind one that cannot be started is not, if it is of the same
 /// communicator; calls of others are. The first error is returned.
-pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
+pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<()> {
     let joined = calls.joined()?;
     let copies = take_messages_to_itself(&mut calls.others)?;
-    if let Some(only) = calls.only_other() {
+    if one_sided.is_empty()
+        && let Some(only) = calls.only_other()
+    {
         return launch_one(only);
     }
     calls.others.retain(|launch| !launch.is_empty());
     let mut failed = Failed::default();
+    calls.find(&mut failed);
+    // Before all calls, as NCCL has them: calls of other ranks may be behind a wait for what this one sends,
+    // and calls of this one need what it waits for.
+    for OneSided { communicator, start } in one_sided {
+        failed.or_start(&communicator, start);
+    }
     joined.iter().filter_map(|streams| streams.meet().err()).for_each(|error| failed.note(error));
     // If the memory of one is refused, nothing else of its communicator is to have been started.
     for copy in &copies {
