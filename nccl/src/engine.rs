@@ -106,14 +106,25 @@ impl Launch {
         self.request.kind.point_to_point() && self.request.root == context.rank()
     }
 
+    /// Refuses what [`Launch::begin`] would refuse for where its memory is, or its stream.
+    fn check_memory(&self) -> Result<()> {
+        // SAFETY: the client's promise: the stream lives.
+        self.at_place(|context, call| unsafe { context.check_memory(&self.request, call) })
+    }
+
     /// Begins it as one of several that are closed together.
     fn begin(&self) -> Result<Option<Pending>> {
+        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream
+        // lives.
+        self.at_place(|context, call| unsafe { context.begin_launch_together(&self.request, call) })
+    }
+
+    /// Does something with it where a default stream is that of its device.
+    fn at_place<T>(&self, with: impl FnOnce(&Context, &Call) -> Result<T>) -> Result<T> {
         let context = self.communicator.called_group()?;
         let current = Current::of(self)?;
         let _entered = current.as_ref().map(Current::enter).transpose()?;
-        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream
-        // lives.
-        unsafe { context.begin_launch_together(&self.request, &self.call()) }
+        with(context, &self.call())
     }
 
     fn call(&self) -> Call {
@@ -298,7 +309,8 @@ fn begin_by_place<'a>(launches: &'a [Launch], failed: &mut Failed) -> Vec<Begun<
         Place::Device(device) => Some(device),
         Place::Host(_) => None,
     };
-    let all = begin_in_turns(&contexts, &device_of, false, &mut |place| launches[place].begin());
+    let check = |place: usize| launches[place].check_memory();
+    let all = begin_in_turns(&contexts, &device_of, false, &check, &mut |place| launches[place].begin());
     for (launch, one) in launches.iter().zip(all) {
         match one {
             Ok(None) => {}

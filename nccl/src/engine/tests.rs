@@ -334,6 +334,60 @@ fn a_put_of_too_much_is_refused_in_its_group_and_nothing_of_that_is_sent() {
     });
 }
 
+/// Nobody would end them before their deadline.
+#[test]
+fn calls_of_other_ranks_of_the_thread_do_not_wait_for_a_refused_one_by_way_of_the_host() {
+    let name = "calls_of_other_ranks_of_the_thread_do_not_wait_for_a_refused_one_by_way_of_the_host";
+    over_driver(name, &[("UNISONO_P2P", "0"), ("UNISONO_NCCL_TIMEOUT", "60")], |driver| {
+        let communicators: [ncclComm_t; 2] = communicators();
+        let places = [0, 1].map(|gpu| driver.stream(gpu, 4096));
+        let outputs = [0, 1].map(|gpu| driver.stream(gpu, 4096).1);
+        let message = |rank: usize, count| {
+            let ((stream, memory), communicator) = (places[rank], communicators[rank]);
+            // SAFETY: what is longer than the memory is refused.
+            unsafe {
+                match rank {
+                    0 => ncclSend(memory, count, INT, 1, communicator, stream),
+                    _ => ncclRecv(outputs[rank], count, INT, 0, communicator, stream),
+                }
+            }
+        };
+        let sum = |rank: usize, count| {
+            let ((stream, memory), communicator) = (places[rank], communicators[rank]);
+            // SAFETY: as above.
+            unsafe { ncclAllReduce(memory, outputs[rank], count, INT, 0, communicator, stream) }
+        };
+        type Call<'a> = &'a dyn Fn(usize, usize) -> ncclResult_t;
+        let calls: [Call<'_>; 2] = [&message, &sum];
+        for call in calls {
+            for spoilt in [Some(0), Some(1), None] {
+                let before = driver.given();
+                assert_eq!(ncclGroupStart(), SUCCESS);
+                for rank in [0, 1] {
+                    for count in [1, if spoilt == Some(rank) { 1025 } else { 1 }] {
+                        assert_eq!(call(rank, count), SUCCESS, "{}", last_error(null_mut()));
+                    }
+                }
+                let ended = ncclGroupEnd();
+                let text = last_error(null_mut());
+                if spoilt.is_none() {
+                    assert_eq!(ended, SUCCESS, "{text}");
+                    continue;
+                }
+                assert_eq!(ended, result(Status::InvalidArgument), "{text}");
+                assert!(text.contains("has 4096 bytes left in its allocation"), "{text}");
+                assert_eq!(driver.given(), before, "nothing is begun");
+            }
+        }
+        for communicator in communicators {
+            let mut state = SUCCESS;
+            // SAFETY: live memory.
+            assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
+            assert_eq!(state, SUCCESS, "{}", last_error(communicator));
+        }
+    });
+}
+
 /// By way of the host, where calls of a group are begun one by one.
 #[test]
 fn what_stands_behind_a_refused_call_by_way_of_the_host_does_not_take_its_place() {
