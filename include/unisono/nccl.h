@@ -561,12 +561,13 @@ ncclResult_t pncclGroupStart(void);
 
 /// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed,
 /// it starts nothing and answers with the first one's error. What fails only as it is started, since
-/// its memory is too short, say, does not keep calls of other communicators from starting. Of its own no
-/// collective, send or receive is started behind it, which would take its place on the other ranks; where GPUs
-/// exchange, none is if the memory of one is refused. The answer is then an error of communicators that were
-/// to be made, of windows, of other calls or of finalizing, in this order. It returns once all is enqueued on
-/// the streams; communicators that are made in the group have met when it returns or, if they do not block,
-/// answer ncclInProgress.
+/// its memory is too short, say, does not keep calls of other communicators from starting. Of its own nothing
+/// is started behind it, which would take its place on the other ranks, or signal what was not put; where GPUs
+/// exchange, and where this thread has several of its ranks, nothing that others would wait for is if the
+/// memory of any of that is refused. The answer is then an error of communicators that were to be made, of
+/// windows, of other calls or of finalizing, in this order. It returns once all is enqueued on the streams;
+/// communicators that are made in the group have met when it returns or, if they do not block, answer
+/// ncclInProgress.
 ncclResult_t ncclGroupEnd(void);
 ncclResult_t pncclGroupEnd(void);
 

@@ -41,6 +41,12 @@ pub(crate) struct Launch {
     pub(crate) max_blocks: u32,
 }
 
+/// Has a stream put, signal or wait.
+pub(crate) struct OneSided {
+    pub(crate) communicator: Arc<Communicator>,
+    pub(crate) start: Box<dyn FnOnce() -> Result<()>>,
+}
+
 impl Launch {
     /// The group, if it can be called: whoever made this has seen that the communicator is open.
     fn working_group(&self) -> Result<&Context> {
@@ -100,14 +106,25 @@ impl Launch {
         self.request.kind.point_to_point() && self.request.root == context.rank()
     }
 
+    /// Refuses what [`Launch::begin`] would refuse for where its memory is, or its stream.
+    fn check_memory(&self) -> Result<()> {
+        // SAFETY: the client's promise: the stream lives.
+        self.at_place(|context, call| unsafe { context.check_memory(&self.request, call) })
+    }
+
     /// Begins it as one of several that are closed together.
     fn begin(&self) -> Result<Option<Pending>> {
+        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream
+        // lives.
+        self.at_place(|context, call| unsafe { context.begin_launch_together(&self.request, call) })
+    }
+
+    /// Does something with it where a default stream is that of its device.
+    fn at_place<T>(&self, with: impl FnOnce(&Context, &Call) -> Result<T>) -> Result<T> {
         let context = self.communicator.called_group()?;
         let current = Current::of(self)?;
         let _entered = current.as_ref().map(Current::enter).transpose()?;
-        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream
-        // lives.
-        unsafe { context.begin_launch_together(&self.request, &self.call()) }
+        with(context, &self.call())
     }
 
     fn call(&self) -> Call {
@@ -180,7 +197,7 @@ impl Failed {
     }
 
     /// Notes what keeps a call of this communicator from starting. Another one behind it would take its place
-    /// on the other ranks, so none is started.
+    /// on the other ranks, or signal what was not put, so none is started.
     fn stop(&mut self, communicator: &Arc<Communicator>, error: Error) {
         self.note(error);
         if !self.stops(communicator) {
@@ -209,14 +226,22 @@ impl Failed {
 
 /// Starts the calls of a group. What stands behind one that cannot be started is not, if it is of the same
 /// communicator; calls of others are. The first error is returned.
-pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
+pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<()> {
     let joined = calls.joined()?;
     let copies = take_messages_to_itself(&mut calls.others)?;
-    if let Some(only) = calls.only_other() {
+    if one_sided.is_empty()
+        && let Some(only) = calls.only_other()
+    {
         return launch_one(only);
     }
     calls.others.retain(|launch| !launch.is_empty());
     let mut failed = Failed::default();
+    calls.find(&mut failed);
+    // Before all calls, as NCCL has them: calls of other ranks may be behind a wait for what this one sends,
+    // and calls of this one need what it waits for.
+    for OneSided { communicator, start } in one_sided {
+        failed.or_start(&communicator, start);
+    }
     joined.iter().filter_map(|streams| streams.meet().err()).for_each(|error| failed.note(error));
     // If the memory of one is refused, nothing else of its communicator is to have been started.
     for copy in &copies {
@@ -284,7 +309,8 @@ fn begin_by_place<'a>(launches: &'a [Launch], failed: &mut Failed) -> Vec<Begun<
         Place::Device(device) => Some(device),
         Place::Host(_) => None,
     };
-    let all = begin_in_turns(&contexts, &device_of, false, &mut |place| launches[place].begin());
+    let check = |place: usize| launches[place].check_memory();
+    let all = begin_in_turns(&contexts, &device_of, false, &check, &mut |place| launches[place].begin());
     for (launch, one) in launches.iter().zip(all) {
         match one {
             Ok(None) => {}

@@ -10,13 +10,10 @@ use unisono::sys::thread_end::ThreadEnd;
 use crate::abi::{SIM_MAGIC, ncclResult_t, ncclSimInfo_t};
 use crate::communicator::Communicator;
 use crate::end;
-use crate::engine::{self, Calls, Launch};
+use crate::engine::{self, Calls, Launch, OneSided};
 use crate::error::{Error, Result, SUCCESS, Status, fail, guard, guard_or, result};
 use crate::estimate;
 use crate::setup::{self, Joining, Sharing};
-
-/// Has a stream put, signal or wait.
-type OneSided = Box<dyn FnOnce() -> Result<()>>;
 
 /// What a thread has called in its group so far.
 struct Group {
@@ -88,12 +85,13 @@ pub extern "C" fn ncclGroupStart() -> ncclResult_t {
 
 /// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed,
 /// it starts nothing and answers with the first one's error. What fails only as it is started, since
-/// its memory is too short, say, does not keep calls of other communicators from starting. Of its own no
-/// collective, send or receive is started behind it, which would take its place on the other ranks; where GPUs
-/// exchange, none is if the memory of one is refused. The answer is then an error of communicators that were
-/// to be made, of windows, of other calls or of finalizing, in this order. It returns once all is enqueued on
-/// the streams; communicators that are made in the group have met when it returns or, if they do not block,
-/// answer ncclInProgress.
+/// its memory is too short, say, does not keep calls of other communicators from starting. Of its own nothing
+/// is started behind it, which would take its place on the other ranks, or signal what was not put; where GPUs
+/// exchange, and where this thread has several of its ranks, nothing that others would wait for is if the
+/// memory of any of that is refused. The answer is then an error of communicators that were to be made, of
+/// windows, of other calls or of finalizing, in this order. It returns once all is enqueued on the streams;
+/// communicators that are made in the group have met when it returns or, if they do not block, answer
+/// ncclInProgress.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
     guard(|| match end("ncclGroupEnd")? {
@@ -177,16 +175,34 @@ pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
 }
 
 /// Puts or signals, now or at the end of the group.
-pub(crate) fn put_or_signal(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
-    let now = keep(start, |group, start| group.sent.push(Box::new(start)));
-    now.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
+pub(crate) fn put_or_signal(
+    communicator: Arc<Communicator>,
+    start: impl FnOnce() -> Result<()> + 'static,
+) -> Result<ncclResult_t> {
+    one_sided(communicator, Box::new(start), |group| &mut group.sent)
 }
 
 /// Waits for signals, now or at the end of the group, behind what it puts and signals: others may wait for
 /// that first.
-pub(crate) fn wait_signals(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
-    let now = keep(start, |group, start| group.waits.push(Box::new(start)));
-    now.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
+pub(crate) fn wait_signals(
+    communicator: Arc<Communicator>,
+    start: impl FnOnce() -> Result<()> + 'static,
+) -> Result<ncclResult_t> {
+    one_sided(communicator, Box::new(start), |group| &mut group.waits)
+}
+
+fn one_sided(
+    communicator: Arc<Communicator>,
+    start: Box<dyn FnOnce() -> Result<()>>,
+    list: fn(&mut Group) -> &mut Vec<OneSided>,
+) -> Result<ncclResult_t> {
+    let now = keep(OneSided { communicator, start }, |group, one| list(group).push(one));
+    now.map_or(Ok(()), |one| (one.start)()).map(|()| SUCCESS)
+}
+
+/// Whether this thread is in a group.
+pub(crate) fn is_open() -> bool {
+    KEPT.with_borrow(|kept| kept.group.depth > 0)
 }
 
 /// Shares a window, now or at the end of the group.
@@ -229,17 +245,14 @@ impl Group {
         }
         let met = setup::meet(self.joinings);
         let shared = setup::share(self.sharings);
-        // Before all calls, as NCCL has them: calls of other ranks may be behind a wait for what this one
-        // sends, and calls of this one need what it waits for.
-        let one_sided =
-            self.sent.into_iter().chain(self.waits).map(|start| start()).fold(Ok(()), Result::and);
-        let launched = engine::launch_all(self.calls);
+        let mut one_sided = self.sent;
+        one_sided.extend(self.waits);
+        let launched = engine::launch_all(self.calls, one_sided);
         // Other ranks wait for this one, whatever has failed.
         let suspended = setup::share(self.suspensions);
         let met = met?;
         shared?;
         launched?;
-        one_sided?;
         suspended?;
         // Not behind a failure: calls of other ranks of this thread may wait for one that was not started.
         let finalized = end::finish(self.finalized)?;
@@ -481,7 +494,7 @@ mod tests {
         let ([first, second], (signal, signalled)) = (pair(), mpsc::channel());
         thread::scope(|scope| {
             let puts = scope.spawn(|| {
-                let put = put_or_signal(move || {
+                let put = put_or_signal(first.clone(), move || {
                     PLACES[1].store(4, Ordering::SeqCst);
                     signal.send(()).expect("the other waits");
                     Ok(())
@@ -490,7 +503,7 @@ mod tests {
             });
             let waits = scope.spawn(|| {
                 assert_eq!(ncclGroupStart(), SUCCESS);
-                let waits = wait_signals(move || {
+                let waits = wait_signals(second.clone(), move || {
                     signalled.recv_timeout(SOON).expect("the other signals");
                     assert_eq!(PLACES[1].load(Ordering::SeqCst), 4, "the sum is there before what it is of");
                     Ok(())
@@ -509,7 +522,7 @@ mod tests {
         thread::scope(|scope| {
             let puts = scope.spawn(|| {
                 assert_eq!(ncclGroupStart(), SUCCESS);
-                let puts = put_or_signal(move || {
+                let puts = put_or_signal(first.clone(), move || {
                     put.send(PLACES[0].load(Ordering::SeqCst)).expect("the other waits");
                     Ok(())
                 });
@@ -525,6 +538,44 @@ mod tests {
             [puts, waits].into_iter().for_each(answers);
         });
         assert_eq!(PLACES.each_ref().map(|place| place.load(Ordering::SeqCst)), [5; 2]);
+    }
+
+    /// The other rank would take for put what was not.
+    #[test]
+    fn nothing_is_sent_or_called_behind_a_put_that_is_refused_but_on_other_communicators() {
+        let ([one, other], mut to) = ([(); 2].map(|()| communicator()), [0u8; 2]);
+        let (tell, told) = mpsc::channel();
+        let sends = |communicator: &Arc<Communicator>, name, result: Result<()>| {
+            let (communicator, tell) = (communicator.clone(), tell.clone());
+            put_or_signal(communicator, move || {
+                tell.send(name).expect("the test listens");
+                result
+            })
+        };
+        let refused = Error::new(Status::InvalidArgument, "the memory was freed");
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        let waits = tell.clone();
+        let [first, second] = [&one, &other].map(call);
+        let calls = [first, second].into_iter().zip(&mut to).map(|(mut call, to)| {
+            call.request.output = to;
+            launch(call)
+        });
+        assert!(calls.eq([Ok(SUCCESS), Ok(SUCCESS)]));
+        let kept = [
+            wait_signals(one.clone(), move || {
+                waits.send("a wait").expect("the test listens");
+                Ok(())
+            }),
+            sends(&one, "a put", Ok(())),
+            sends(&one, "a put that is refused", Err(refused)),
+            sends(&one, "a signal", Ok(())),
+            sends(&other, "a signal of another", Ok(())),
+        ];
+        assert_eq!(kept, [(); 5].map(|()| Ok(SUCCESS)));
+        assert_eq!(ncclGroupEnd(), result(Status::InvalidArgument));
+        let sent: Vec<&str> = told.try_iter().collect();
+        assert_eq!(sent, ["a put", "a put that is refused", "a signal of another"]);
+        assert_eq!(to, [0, 1]);
     }
 
     /// Whoever waits for those has no part in it.

@@ -47,7 +47,11 @@ pub unsafe extern "C" fn ncclPutSignal(
         let window = window_of(comm, peerWin, "peerWin")?;
         window.window()?;
         let (address, offset) = (localbuff.addr() as u64, peerWinOffset as u64);
-        group::put_or_signal(move || {
+        if group::is_open() {
+            // At the group's end it would be refused behind what has been sent.
+            from.communicator.group()?.check_put(address, bytes as u64, peer, window.window()?, offset)?;
+        }
+        group::put_or_signal(from.communicator.clone(), move || {
             let (context, call) = from.called()?;
             // SAFETY: the client's promise: the memory is valid until the stream has done it, and the stream
             // lives.
@@ -71,7 +75,7 @@ pub unsafe extern "C" fn ncclSignal(
         let from = OneSided::new(comm, stream)?;
         let peer = from.peer(peer)?;
         check_zeros(&[("sigIdx", sigIdx.into()), ("ctx", ctx.into()), ("flags", flags.into())])?;
-        group::put_or_signal(move || {
+        group::put_or_signal(from.communicator.clone(), move || {
             let (context, call) = from.called()?;
             // SAFETY: the client's promise: the stream lives.
             unsafe { context.signal(peer, &call) }
@@ -122,7 +126,7 @@ pub unsafe extern "C" fn ncclWaitSignal(
             };
             from.push((on.peer(peer)?, signals));
         }
-        group::wait_signals(move || {
+        group::wait_signals(on.communicator.clone(), move || {
             let (context, call) = on.called()?;
             // SAFETY: the client's promise: the stream lives.
             unsafe { context.wait_signals(&from, &call) }

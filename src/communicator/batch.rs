@@ -194,7 +194,8 @@ impl Pending {
 /// their GPUs agree side by side, and their calls begin in turns ([`begin_in_turns`]).
 ///
 /// The works are in the order of the list. When one cannot be begun, those that have begun run on, those
-/// before it in the list among them, their streams wait for them, and the error is returned.
+/// before it in the list among them, their streams wait for them, and the error is returned. If that is for
+/// where its memory is, none has begun of a group of which several ranks are in the list.
 ///
 /// # Safety
 /// As [`Context::start`], for every operation.
@@ -229,10 +230,15 @@ pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
     let contexts: Vec<Option<&Context>> = parts.iter().map(|part| Some(part.context)).collect();
     let device_of = |place: usize| parts[place].context.device_of(parts[place].request, parts[place].call);
     // SAFETY: the caller's promise.
+    let check =
+        |place: usize| unsafe { parts[place].context.check_memory(parts[place].request, parts[place].call) };
+    // SAFETY: the caller's promise.
     let mut begin = |place: usize| unsafe { parts[place].begin() };
     let mut works: Vec<Result<Work>> = Vec::with_capacity(parts.len());
     let (mut places, mut pending) = (Vec::new(), Vec::new());
-    for (place, begun) in begin_in_turns(&contexts, &device_of, true, &mut begin).into_iter().enumerate() {
+    for (place, begun) in
+        begin_in_turns(&contexts, &device_of, true, &check, &mut begin).into_iter().enumerate()
+    {
         works.push(begun.map(|begun| {
             places.extend(begun.is_some().then_some(place));
             pending.extend(begun);

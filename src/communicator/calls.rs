@@ -290,6 +290,28 @@ impl Context {
         if call.algorithm.unwrap_or(0) == 0 { Ok(()) } else { self.algorithm(request, call, &[]).map(drop) }
     }
 
+    /// Refuses what beginning a call would refuse for where its memory is, or its stream. Begins nothing, and
+    /// waits for nobody.
+    ///
+    /// # Safety
+    /// The call's stream lives.
+    pub unsafe fn check_memory(&self, request: &Request, call: &Call) -> Result<()> {
+        if self.is_plain(call) || self.is_to_agree(request, call) {
+            return Ok(());
+        }
+        if self.on_devices(request, call, &[])?.is_some() {
+            return Ok(());
+        }
+        let (class, found) = if request.kind.point_to_point() {
+            let (_, _, message) = self.point(request, call)?;
+            (Class::PointToPoint, self.survey(Spans::of_message(&message), call))
+        } else {
+            let checked = Checked::new(request, self.rank(), self.size())?;
+            (Class::Ordered, self.survey_collective(&checked, call))
+        };
+        self.or_fail_in(class, found).map(drop)
+    }
+
     /// Whether a call is on host memory and asks nothing of devices, before anything is known of its
     /// pointers. Short calls take half a microsecond in all, so this is asked once for each.
     fn is_plain(&self, call: &Call) -> bool {

@@ -196,6 +196,14 @@ impl Context {
         Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))
     }
 
+    /// Whether the GPUs have not agreed, and are to before such a call, if it is on device memory.
+    pub(super) fn is_to_agree(&self, request: &Request, call: &Call) -> bool {
+        matches!(self.membership(), Membership::Group(group) if group.devices().is_none())
+            && fits(request, call)
+            && !request.kind.point_to_point()
+            && self.cuda().exchanges()
+    }
+
     /// Refuses memory of another GPU than this rank's, named so.
     fn check_device(&self, exchange: &DeviceExchange, device: Option<u32>, name: &str) -> Result<()> {
         if let Some(device) = device.filter(|device| *device != exchange.device()) {
@@ -304,11 +312,7 @@ pub(super) fn connect_for(operations: &[Part<'_>]) {
     let mut open: Vec<Candidate<'_>> = Vec::new();
     for &Part { context, request, call, .. } in operations {
         let Membership::Group(group) = context.membership() else { continue };
-        let needs = group.devices().is_none()
-            && fits(request, call)
-            && !request.kind.point_to_point()
-            && context.cuda().exchanges();
-        if !needs {
+        if !context.is_to_agree(request, call) {
             continue;
         }
         match context.on_memory(group, request, call) {

@@ -30,12 +30,15 @@ impl Context {
         call: &Call,
     ) -> Result<()> {
         let (group, exchange) = self.one_sided()?;
-        let put = Put { from, bytes, window: window.number(exchange)?, offset };
-        if bytes > 0 {
-            exchange.own_memory("localbuff", from, bytes)?;
-        }
+        let put = checked(exchange, from, bytes, window, offset)?;
         // SAFETY: the caller's promise.
         unsafe { exchange.put(group, peer, &put, device::caller(call, "localbuff")) }
+    }
+
+    /// Refuses what [`Context::put_signal`] would refuse for where it reads or writes.
+    pub fn check_put(&self, from: u64, bytes: u64, peer: u32, window: &Window, offset: u64) -> Result<()> {
+        let (group, exchange) = self.one_sided()?;
+        exchange.reach(group, peer, &checked(exchange, from, bytes, window, offset)?).map(drop)
     }
 
     /// Has the call's stream signal rank `peer`, which may be this one, as [`Context::put_signal`].
@@ -87,4 +90,19 @@ impl Context {
             ),
         }
     }
+}
+
+/// What is put, from memory of this rank's.
+fn checked(
+    exchange: &Arc<DeviceExchange>,
+    from: u64,
+    bytes: u64,
+    window: &Window,
+    offset: u64,
+) -> Result<Put> {
+    let put = Put { from, bytes, window: window.number(exchange)?, offset };
+    if bytes > 0 {
+        exchange.own_memory("localbuff", from, bytes)?;
+    }
+    Ok(put)
 }

@@ -79,12 +79,23 @@ impl Round {
 /// Asks `device_of` on which device a call is that no exchange has, if on any. A result for each.
 /// What stands behind a call that cannot be begun, and has not begun, does not begin, and has that call's
 /// error, if it is of the same context, whose other ranks would take it for that call, or if the list `stops`.
+/// Of a group of which several ranks are in the list no call begins if `check` refuses one: those of the
+/// others would wait for it. That is [`Context::check_memory`], of the call at a place.
 pub fn begin_in_turns(
     contexts: &[Option<&Context>],
     device_of: &dyn Fn(usize) -> Option<u32>,
     stops: bool,
+    check: &dyn Fn(usize) -> Result<()>,
     begin: &mut dyn FnMut(usize) -> Result<Option<Pending>>,
 ) -> Vec<Result<Option<Pending>>> {
+    let refused = refused(contexts, check);
+    let mut begin = |place: usize| {
+        let group = contexts[place].map(Context::id);
+        match refused.iter().find(|(refused, _)| Some(*refused) == group) {
+            Some((_, error)) => Err(error.clone()),
+            None => begin(place),
+        }
+    };
     let seats: Vec<Option<Seat>> = contexts.iter().map(|context| context.and_then(Seat::of)).collect();
     let mut ranks: Vec<Seat> = Vec::new();
     for seat in seats.iter().flatten() {
@@ -104,7 +115,29 @@ pub fn begin_in_turns(
         seat: seat.filter(has_several),
     };
     let places: Vec<Place> = seats.iter().enumerate().map(place).collect();
-    in_turns(&places, stops, begin)
+    in_turns(&places, stops, &mut begin)
+}
+
+/// The groups of several ranks in the list of which `check` refuses a call, and why.
+fn refused(contexts: &[Option<&Context>], check: &dyn Fn(usize) -> Result<()>) -> Vec<(u64, Error)> {
+    let mut ranks: Vec<(u64, u32)> = Vec::new();
+    for rank in contexts.iter().flatten().map(|context| (context.id(), context.rank())) {
+        if !ranks.contains(&rank) {
+            ranks.push(rank);
+        }
+    }
+    let mut refused: Vec<(u64, Error)> = Vec::new();
+    for (place, context) in contexts.iter().enumerate() {
+        let Some(group) = context.map(Context::id) else { continue };
+        let is_its = |known: u64| known == group;
+        if ranks.iter().filter(|rank| is_its(rank.0)).count() > 1
+            && !refused.iter().any(|known| is_its(known.0))
+            && let Err(error) = check(place)
+        {
+            refused.push((group, error));
+        }
+    }
+    refused
 }
 
 /// As [`begin_in_turns`], of calls with such places.

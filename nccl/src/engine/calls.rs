@@ -50,16 +50,20 @@ struct Gathered {
 const TURN: usize = 64;
 
 impl Gathered {
-    fn resolve(&mut self) -> Result<()> {
-        let Gathered { communicator, turns, ready, factors, .. } = self;
-        factors.drain(..).try_for_each(|Factor { turn, number, address, dtype, stream }| {
-            turns[turn].set_factor(number, read_factor(communicator, address, dtype, stream)?)
-        })?;
+    fn find(&mut self) -> Result<()> {
+        let Gathered { communicator, turns, ready, .. } = self;
         let context = communicator.called_group()?;
         turns.drain(..).try_for_each(|launches| {
             // SAFETY: the client's streams live.
             ready.push(unsafe { launches.located(context) }?);
             Ok(())
+        })
+    }
+
+    fn resolve(&mut self) -> Result<()> {
+        let Gathered { communicator, ready, factors, .. } = self;
+        factors.drain(..).try_for_each(|Factor { turn, number, address, dtype, stream }| {
+            ready[turn].set_factor(number, read_factor(communicator, address, dtype, stream)?)
         })
     }
 }
@@ -177,20 +181,27 @@ impl Calls {
         Ok(added)
     }
 
-    /// Reads the factors that devices have, and finds the memory of what was gathered. What is refused here
-    /// keeps all calls of its communicator from starting, and those that other ranks of it have in the group,
-    /// which would wait for them. Those of others go on: who waits for those has no part in it.
-    pub(super) fn resolve(&mut self, failed: &mut Failed) {
+    /// Finds the memory of what was gathered. What is refused here, or by [`Calls::resolve`], keeps all calls
+    /// of its communicator from starting, and those that other ranks of it have in the group, which would
+    /// wait for them. Those of others go on: who waits for those has no part in it.
+    pub(super) fn find(&mut self, failed: &mut Failed) {
         self.gathered.retain(|Gathered { turns, .. }| !turns[0].is_empty());
         for gathered in &mut self.gathered {
-            if let Err(error) = gathered.resolve() {
+            if let Err(error) = gathered.find() {
                 failed.stop(&gathered.communicator, error);
             }
         }
+    }
+
+    /// Reads the factors that devices have.
+    pub(super) fn resolve(&mut self, failed: &mut Failed) {
+        for gathered in &mut self.gathered {
+            let communicator = gathered.communicator.clone();
+            failed.or_start(&communicator, || gathered.resolve());
+        }
         for launch in &mut self.others {
-            if let Err(error) = launch.resolve() {
-                failed.stop(&launch.communicator, error);
-            }
+            let communicator = launch.communicator.clone();
+            failed.or_start(&communicator, || launch.resolve());
         }
         if failed.stopped.is_empty() {
             return;

@@ -15,6 +15,8 @@ use crate::create::ncclCommInitAll;
 use crate::end::{ncclCommAbort, ncclCommDestroy, ncclCommFinalize};
 use crate::error::{SUCCESS, Status, ncclGetLastError, result};
 use crate::group::{ncclGroupEnd, ncclGroupStart};
+use crate::memory::{NCCL_WIN_COLL_SYMMETRIC, ncclCommWindowRegister};
+use crate::one_sided::{ncclPutSignal, ncclSignal};
 use crate::point_to_point::{ncclRecv, ncclSend};
 use crate::query::ncclCommGetAsyncError;
 
@@ -236,6 +238,12 @@ fn nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused() {
                 }
                 let (own, peer) = (rank as c_int, 1 - rank as c_int);
                 let to_itself = count(COLLECTIVES + 1);
+                // Two kernels that come first.
+                for communicator in [one[rank], other[rank]] {
+                    // SAFETY: as above.
+                    let called = unsafe { ncclSignal(peer, 0, 0, 0, communicator, stream) };
+                    assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
+                }
                 // SAFETY: as above.
                 let called = unsafe {
                     [
@@ -261,13 +269,117 @@ fn nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused() {
             [0, 1].map(|gpu| given[gpu] - before[gpu])
         };
         // The other communicator's alone.
-        for place in [0, 1, COLLECTIVES - 1, COLLECTIVES, COLLECTIVES + 1] {
+        for place in [0, 1, COLLECTIVES - 1, COLLECTIVES] {
             for rank in [0, 1] {
-                assert_eq!(call(Some((rank, place))), [1; 2], "rank {rank}, call {place}");
+                assert_eq!(call(Some((rank, place))), [2; 2], "rank {rank}, call {place}");
             }
         }
-        assert_eq!(call(None), [COLLECTIVES as c_int + 2; 2]);
+        // What goes to itself comes behind what is sent.
+        for rank in [0, 1] {
+            assert_eq!(call(Some((rank, COLLECTIVES + 1))), [3; 2], "rank {rank}");
+        }
+        assert_eq!(call(None), [COLLECTIVES as c_int + 4; 2]);
         for communicator in one.into_iter().chain(other) {
+            let mut state = SUCCESS;
+            // SAFETY: live memory.
+            assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
+            assert_eq!(state, SUCCESS, "{}", last_error(communicator));
+        }
+    });
+}
+
+/// As a call of the group that is refused, not as one that fails when others have been started.
+#[test]
+fn a_put_of_too_much_is_refused_in_its_group_and_nothing_of_that_is_sent() {
+    let name = "a_put_of_too_much_is_refused_in_its_group_and_nothing_of_that_is_sent";
+    over_driver(name, &[], |driver| {
+        let communicators: [ncclComm_t; 2] = communicators();
+        let places = [0, 1].map(|gpu| driver.stream(gpu, 4096));
+        let mut windows = [null_mut(); 2];
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        for (rank, (_, memory)) in places.into_iter().enumerate() {
+            // SAFETY: live memory, also of the window's place.
+            let registered = unsafe {
+                let place = &mut windows[rank];
+                ncclCommWindowRegister(communicators[rank], memory, 4096, place, NCCL_WIN_COLL_SYMMETRIC)
+            };
+            assert_eq!(registered, SUCCESS, "{}", last_error(null_mut()));
+        }
+        assert_eq!(ncclGroupEnd(), SUCCESS, "{}", last_error(null_mut()));
+        let (stream, memory) = places[0];
+        let put = |count, offset| {
+            // SAFETY: the driver's copies touch no memory.
+            unsafe {
+                let (window, communicator) = (windows[0], communicators[0]);
+                ncclPutSignal(memory, count, FLOAT, 1, window, offset, 0, 0, 0, communicator, stream)
+            }
+        };
+        let before = driver.given();
+        for (count, offset, what) in
+            [(1025, 0, "has 4096 bytes left in its allocation"), (1024, 4, "do not lie in the window")]
+        {
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            // SAFETY: the stream lives.
+            let signalled = unsafe { ncclSignal(1, 0, 0, 0, communicators[0], stream) };
+            let answers = [signalled, put(count, offset)];
+            let text = last_error(null_mut());
+            assert_eq!(answers, [SUCCESS, result(Status::InvalidArgument)], "{text}");
+            assert!(text.contains(what), "{text}");
+            assert_eq!(ncclGroupEnd(), result(Status::InvalidArgument));
+        }
+        assert_eq!(driver.given(), before);
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        assert_eq!([put(1024, 0), ncclGroupEnd()], [SUCCESS; 2], "{}", last_error(null_mut()));
+        assert_eq!(driver.given()[0], before[0] + 1);
+    });
+}
+
+/// Nobody would end them before their deadline.
+#[test]
+fn calls_of_other_ranks_of_the_thread_do_not_wait_for_a_refused_one_by_way_of_the_host() {
+    let name = "calls_of_other_ranks_of_the_thread_do_not_wait_for_a_refused_one_by_way_of_the_host";
+    over_driver(name, &[("UNISONO_P2P", "0"), ("UNISONO_NCCL_TIMEOUT", "60")], |driver| {
+        let communicators: [ncclComm_t; 2] = communicators();
+        let places = [0, 1].map(|gpu| driver.stream(gpu, 4096));
+        let outputs = [0, 1].map(|gpu| driver.stream(gpu, 4096).1);
+        let message = |rank: usize, count| {
+            let ((stream, memory), communicator) = (places[rank], communicators[rank]);
+            // SAFETY: what is longer than the memory is refused.
+            unsafe {
+                match rank {
+                    0 => ncclSend(memory, count, INT, 1, communicator, stream),
+                    _ => ncclRecv(outputs[rank], count, INT, 0, communicator, stream),
+                }
+            }
+        };
+        let sum = |rank: usize, count| {
+            let ((stream, memory), communicator) = (places[rank], communicators[rank]);
+            // SAFETY: as above.
+            unsafe { ncclAllReduce(memory, outputs[rank], count, INT, 0, communicator, stream) }
+        };
+        type Call<'a> = &'a dyn Fn(usize, usize) -> ncclResult_t;
+        let calls: [Call<'_>; 2] = [&message, &sum];
+        for call in calls {
+            for spoilt in [Some(0), Some(1), None] {
+                let before = driver.given();
+                assert_eq!(ncclGroupStart(), SUCCESS);
+                for rank in [0, 1] {
+                    for count in [1, if spoilt == Some(rank) { 1025 } else { 1 }] {
+                        assert_eq!(call(rank, count), SUCCESS, "{}", last_error(null_mut()));
+                    }
+                }
+                let ended = ncclGroupEnd();
+                let text = last_error(null_mut());
+                if spoilt.is_none() {
+                    assert_eq!(ended, SUCCESS, "{text}");
+                    continue;
+                }
+                assert_eq!(ended, result(Status::InvalidArgument), "{text}");
+                assert!(text.contains("has 4096 bytes left in its allocation"), "{text}");
+                assert_eq!(driver.given(), before, "nothing is begun");
+            }
+        }
+        for communicator in communicators {
             let mut state = SUCCESS;
             // SAFETY: live memory.
             assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);

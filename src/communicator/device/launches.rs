@@ -149,15 +149,6 @@ impl Launches {
         Ok(Added::As(self.collectives.add(Asked { signature, job, caller }, spans)))
     }
 
-    /// The factor of the collective of this number, a pre-multiplied sum, is known by now.
-    pub fn set_factor(&mut self, number: usize, factor: f64) -> Result<()> {
-        match self.collectives.calls.get_mut(number).map(|call| &mut call.job.operator) {
-            Some(Operator::PreMulSum(old)) => *old = factor,
-            _ => fail!(Internal, "call {number} is no pre-multiplied sum"),
-        }
-        Ok(())
-    }
-
     /// Whether nothing was added that is to be given.
     pub fn is_empty(&self) -> bool {
         self.collectives.calls.is_empty() && self.messages.calls.is_empty()
@@ -205,6 +196,15 @@ impl Launches {
 }
 
 impl Ready {
+    /// The factor of the collective of this number, a pre-multiplied sum, is known by now.
+    pub fn set_factor(&mut self, number: usize, factor: f64) -> Result<()> {
+        match self.collectives.get_mut(number).map(|call| &mut call.job.operator) {
+            Some(Operator::PreMulSum(old)) => *old = factor,
+            _ => fail!(Internal, "call {number} is no pre-multiplied sum"),
+        }
+        Ok(())
+    }
+
     /// Gives the collectives to their streams; behind one that cannot be given, none is. What comes of them
     /// is known when their streams have done them, or from [`Context::failure`].
     ///

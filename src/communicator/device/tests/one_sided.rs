@@ -300,12 +300,19 @@ fn what_is_wrong_with_a_put_is_told_and_sends_nothing() {
             assert!(error.text().contains(part), "{error}");
         };
         refused(putting.put(64, None), "has 256 on rank");
+        refused(context.check_put(putting.memory, 4, 0, &putting.window, 253), "has 256 on rank");
+        context.check_put(putting.memory, 4, 0, &putting.window, 252).expect("there is room");
         // SAFETY: the double trusts no addresses.
         unsafe {
             refused(context.signal(2, &on(None)), "peer 2 is out of range");
             refused(context.wait_signals(&[(2, 1)], &on(None)), "peer 2 is out of range");
             refused(context.wait_signals(&[(1, u32::MAX), (1, 1)], &on(None)), "more than");
-            let put = |from, bytes| context.put_signal(from, bytes, 0, &putting.window, 0, &on(None));
+            let put = |from, bytes| {
+                let checked = context.check_put(from, bytes, 0, &putting.window, 0);
+                let put = context.put_signal(from, bytes, 0, &putting.window, 0, &on(None));
+                assert_eq!(checked, put);
+                put
+            };
             refused(put(putting.memory + 256, 257), "localbuff has 256 bytes left");
             // What is mapped, of a range of addresses that may be longer.
             refused(put(double.mapped(*device, 128, 3), 385), "localbuff has 384 bytes left");

@@ -138,6 +138,34 @@ fn many_calls_of_ranks_of_one_thread_begin_in_turns() {
     });
 }
 
+/// Their kernels would wait for its.
+#[test]
+fn nothing_of_a_group_is_begun_if_the_memory_of_one_of_its_ranks_is_refused() {
+    threads_of_hosts_that_end(|seats| {
+        for refused in [Some(0), Some(1), None] {
+            let mut list: List<'_> = Vec::new();
+            for (at, Seat { rank, .. }) in seats.iter().enumerate() {
+                let (_, first) = rank.sum(100);
+                let (_, mut last) = rank.sum(100);
+                if refused == Some(at) {
+                    last.counts = Counts::Uniform(101);
+                }
+                list.extend([first, last].map(|request| (&rank.context, request, rank.call())));
+            }
+            for started in start(&list, true) {
+                if refused.is_none() {
+                    started.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+                    continue;
+                }
+                let error = started.err().expect("it is refused");
+                assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+                assert!(error.text().contains("has 400 bytes left"), "{error}");
+            }
+        }
+        assert!(seats.iter().all(|seat| seat.rank.context.failure().is_none()));
+    });
+}
+
 /// Each call finds what the one before it on its stream has stored, whosever group that is of, and however
 /// the calls of the ranks are mixed.
 #[test]

@@ -148,9 +148,7 @@ impl DeviceExchange {
     /// The stream lives, and the memory until it has done this. What is written to is nobody else's
     /// meanwhile.
     pub unsafe fn put(&self, group: &Group, peer: u32, put: &Put, caller: Caller) -> Result<()> {
-        let Put { from, bytes, window, offset } = *put;
-        let (to, device) =
-            lock(&self.parts().windows).reach(window, self.member(group, peer)?, offset, bytes)?;
+        let (Put { from, bytes, .. }, (to, device)) = (*put, self.reach(group, peer, put)?);
         let copy = |stream: &Stream| match usize::try_from(bytes) {
             Ok(0) => Ok(()),
             // SAFETY: the caller's promise; the window is mapped until no operation of this rank is under
@@ -160,6 +158,12 @@ impl DeviceExchange {
         };
         // SAFETY: the caller's promise.
         unsafe { self.send(group, peer, caller, copy) }
+    }
+
+    /// Where another member's part of a window is written to, and on which device that is.
+    pub fn reach(&self, group: &Group, peer: u32, put: &Put) -> Result<(u64, u32)> {
+        let Put { window, offset, bytes, .. } = *put;
+        lock(&self.parts().windows).reach(window, self.member(group, peer)?, offset, bytes)
     }
 
     /// Has the caller's stream signal another member, or this one itself.
