@@ -37,10 +37,9 @@ pub(super) fn wrong(case: &Case, rank: u32, first: u64, bytes: &[u8]) -> u64 {
         .filter(|(index, element)| {
             let (expected, got) = (output(case, rank, *index), decode(case.dtype, element));
             let distance = (got - expected).abs();
-            if goes_over(case.dtype, expected) {
-                !got.is_nan()
-            } else {
-                !(distance <= tolerance * expected.abs())
+            match goes_over(case.dtype, expected) {
+                true => !got.is_nan(),
+                false => distance.is_nan() || distance > tolerance * expected.abs(),
             }
         })
         .count() as u64
