@@ -24,7 +24,7 @@ pub struct Image {
     compute_80: Packed,
 }
 
-/// The PTX of all programs, much of which is alike; each ends with a zero.
+/// The PTX of all programs, much of which is alike.
 static TEXTS: &[u8] = include_bytes!("../../kernels/compute_80.xz");
 
 /// In their order there.
@@ -91,7 +91,7 @@ fn usual(major: i32) -> i32 {
 
 struct Packed {
     bytes: &'static [u8],
-    /// Whose text it is there, if it is PTX, without numbers.
+    /// Whose text it is there, if it is PTX, taken apart.
     text: Option<Program>,
     unpacked: OnceCell<Vec<u8>>,
 }
@@ -114,9 +114,8 @@ impl Packed {
                 .read_to_end(&mut bytes)
                 .map_err(|cause| bad(&cause))?;
             if let Some(program) = self.text {
-                let mut texts = bytes.split_inclusive(|&byte| byte == 0);
-                let text = texts.nth(program as usize).ok_or_else(|| bad(&"it lacks a program"))?;
-                bytes = names::number(text).ok_or_else(|| bad(&"a name of nothing"))?;
+                let text = names::together(&bytes, program as usize);
+                bytes = text.ok_or_else(|| bad(&"it lacks a program"))?;
             }
             Ok(bytes)
         })?;
