@@ -10,7 +10,7 @@ mod ways;
 use std::sync::Arc;
 
 pub(super) use self::begun::{Begun, Copies, Launch};
-use self::begun::{Close, Exit};
+use self::begun::{Close, Exit, Unclosed};
 use self::combined::Combining;
 use self::ways::Way;
 use super::ahead;
@@ -114,7 +114,8 @@ impl Context {
         let running = group.start(calling, |turn| draft.begin(group, turn))?;
         let work = Work::running(running.clone()).on_devices(stream.devices());
         let crowded = matches!(exit, Exit::Courier(_)) && couriers::is_crowded(&stream, group);
-        Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }), crowded })
+        let close = Unclosed::new(ordered.then_some(Close { stream, running, exit }));
+        Ok(Begun { work, close, crowded })
     }
 
     /// What a call is called with.

@@ -13,14 +13,14 @@ use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
 use crate::engine::operation::Running;
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::sys;
 
 /// An operation on the host that has begun, for which its stream does not wait yet.
 #[must_use = "the stream waits for the operation once this is closed"]
 pub(in crate::communicator) struct Begun {
     pub(super) work: Work,
-    pub(super) close: Option<Close>,
+    pub(super) close: Unclosed,
     /// Whether the thread waits for it, once it is closed.
     pub(super) crowded: bool,
 }
@@ -32,6 +32,35 @@ pub(super) struct Close {
     pub(super) exit: Exit,
 }
 
+/// What has the stream wait, until somebody closes the call or leaves it to run. `None`: nothing does.
+pub(super) struct Unclosed(Option<Close>);
+
+impl Unclosed {
+    pub(super) fn new(close: Option<Close>) -> Unclosed {
+        Unclosed(close)
+    }
+}
+
+impl Drop for Unclosed {
+    /// Whatever kept its thread from closing it, such as a panic: the other ranks do not wait for the call.
+    fn drop(&mut self) {
+        if let Some(Close { running, exit, .. }) = self.0.take() {
+            let text = "a call has begun, but its stream was not made to wait for it";
+            let mut copies = Copies::default();
+            give_up(&running, &Error::new(Status::Internal, text), exit.word(), &mut copies);
+            copies.wait();
+        }
+    }
+}
+
+/// Nothing orders the stream behind the call: it must not go on. Its caller has the memory back when `copies`
+/// have been waited for, `exit` among them.
+fn give_up(running: &Running, cause: &Error, exit: Option<Arc<Word>>, copies: &mut Copies) {
+    running.group().fail_here(cause);
+    running.cancel();
+    exit.into_iter().for_each(|exit| copies.add(exit));
+}
+
 /// What a stream waits for until a call has ended.
 pub(super) enum Exit {
     /// A courier, once it is launched.
@@ -40,6 +69,15 @@ pub(super) enum Exit {
     Word(Arc<Word>),
     /// Nothing: the stream may not wait for the host, so the host waits.
     Thread,
+}
+
+impl Exit {
+    fn word(self) -> Option<Arc<Word>> {
+        match self {
+            Exit::Word(word) => Some(word),
+            Exit::Courier(_) | Exit::Thread => None,
+        }
+    }
 }
 
 /// A courier that is to be launched, by this call or another one that shares it. It keeps none from leaving
@@ -78,17 +116,17 @@ impl Drop for Launch {
 
 impl Begun {
     pub(in crate::communicator) fn closed(work: Work) -> Begun {
-        Begun { work, close: None, crowded: false }
+        Begun { work, close: Unclosed(None), crowded: false }
     }
 
     /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
-    pub(in crate::communicator) fn complete(self, copies: &mut Copies) -> Result<Work> {
-        match self.close {
+    pub(in crate::communicator) fn complete(mut self, copies: &mut Copies) -> Result<Work> {
+        match self.close.0.take() {
             Some(Close { exit: Exit::Word(exit), .. }) => {
                 let ended = self.work.wait(Deadline::NEVER);
                 ended.inspect_err(|_| copies.add(exit)).map(|_| self.work)
             }
-            _ => self.close(copies),
+            close => Begun { close: Unclosed(close), ..self }.close(copies),
         }
     }
 
@@ -96,7 +134,7 @@ impl Begun {
     pub(in crate::communicator) fn is_apart(&self) -> bool {
         let is_apart =
             |running: &Running| couriers::apart(running.group(), !running.is_point_to_point()).is_some();
-        self.close.as_ref().is_some_and(|close| is_apart(&close.running))
+        self.close.0.as_ref().is_some_and(|close| is_apart(&close.running))
     }
 
     /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits
@@ -106,10 +144,10 @@ impl Begun {
     }
 
     /// As [`Begun::close`], but leaves it to run where its stream may not wait.
-    pub(in crate::communicator) fn part(self) -> Result<Work> {
-        match &self.close {
+    pub(in crate::communicator) fn part(mut self) -> Result<Work> {
+        match self.close.0.take() {
             Some(Close { exit: Exit::Thread, .. }) => Ok(self.work),
-            _ => self.close_alone(),
+            close => Begun { close: Unclosed(close), ..self }.close_alone(),
         }
     }
 
@@ -124,8 +162,8 @@ impl Begun {
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams
     /// may not wait for the host, when the operation is complete. If it fails its caller has the memory back
     /// when `copies` have been waited for.
-    pub(in crate::communicator) fn close(self, copies: &mut Copies) -> Result<Work> {
-        let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
+    pub(in crate::communicator) fn close(mut self, copies: &mut Copies) -> Result<Work> {
+        let Some(Close { stream, running, exit }) = self.close.0.take() else { return Ok(self.work) };
         let noted = |courier| ahead::note(&stream, &running, courier);
         let waits = match exit {
             Exit::Courier(launch) => {
@@ -143,11 +181,8 @@ impl Begun {
             Exit::Thread => return self.work.wait(Deadline::NEVER).map(|_| self.work),
         };
         if let Err((error, exit)) = waits {
-            // Nothing orders the stream behind it: it must not go on.
             let error = error.context("call->stream cannot be made to wait");
-            running.group().fail_here(&error);
-            running.cancel();
-            exit.into_iter().for_each(|exit| copies.add(exit));
+            give_up(&running, &error, exit, copies);
             return Err(error);
         }
         Ok(self.work)
