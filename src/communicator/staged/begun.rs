@@ -14,7 +14,7 @@ use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
 use crate::engine::endpoint::lock;
 use crate::engine::operation::Running;
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::sys;
 
 /// An operation on the host that has begun, for which its stream does not wait yet.
@@ -28,7 +28,30 @@ pub(in crate::communicator) struct Begun {
 
 /// What has the stream wait, for whoever comes first: who closes the call, or what [comes behind
 /// it](close_ahead).
-pub(super) type Open = Arc<Mutex<Option<Close>>>;
+pub(super) type Open = Arc<Mutex<ToClose>>;
+
+/// What has the stream wait, until somebody closes the call or leaves it to run.
+pub(super) struct ToClose(Option<Close>);
+
+impl Drop for ToClose {
+    /// Whatever kept its thread from closing it, such as a panic: the other ranks do not wait for the call.
+    fn drop(&mut self) {
+        if let Some(Close { running, exit, .. }) = self.0.take() {
+            let text = "a call has begun, but its stream was not made to wait for it";
+            let mut copies = Copies::default();
+            give_up(&running, &Error::new(Status::Internal, text), exit.word(), &mut copies);
+            copies.wait();
+        }
+    }
+}
+
+/// Nothing orders the stream behind the call: it must not go on. Its caller has the memory back when `copies`
+/// have been waited for, `exit` among them.
+fn give_up(running: &Running, cause: &Error, exit: Option<Arc<Word>>, copies: &mut Copies) {
+    running.group().fail_here(cause);
+    running.cancel();
+    exit.into_iter().for_each(|exit| copies.add(exit));
+}
 
 /// What has the stream wait.
 pub(super) struct Close {
@@ -45,6 +68,15 @@ pub(super) enum Exit {
     Word(Arc<Word>),
     /// Nothing: the stream may not wait for the host, so the host waits.
     Thread,
+}
+
+impl Exit {
+    fn word(self) -> Option<Arc<Word>> {
+        match self {
+            Exit::Word(word) => Some(word),
+            Exit::Courier(_) | Exit::Thread => None,
+        }
+    }
 }
 
 /// A courier that is to be launched, by this call or another one that shares it. It keeps none from leaving
@@ -87,7 +119,7 @@ impl Begun {
     pub(super) fn new(work: Work, close: Option<Close>, crowded: bool) -> Begun {
         let close = close.map(|close| {
             let apart = close.apart();
-            let open = Arc::new(Mutex::new(Some(close)));
+            let open = Arc::new(Mutex::new(ToClose(Some(close))));
             apart.into_iter().for_each(|group| couriers::note_open(group, &open));
             open
         });
@@ -100,12 +132,12 @@ impl Begun {
 
     /// Whether it is still to be closed, and so.
     fn is_open_and(&self, so: impl FnOnce(&Close) -> bool) -> bool {
-        self.close.as_ref().is_some_and(|open| lock(open).as_ref().is_some_and(so))
+        self.close.as_ref().is_some_and(|open| lock(open).0.as_ref().is_some_and(so))
     }
 
     /// What has its stream wait, unless that has been done.
     fn take_close(&self) -> Option<Close> {
-        self.close.as_ref().and_then(|open| lock(open).take())
+        self.close.as_ref().and_then(|open| lock(open).0.take())
     }
 
     /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
@@ -134,7 +166,10 @@ impl Begun {
     /// As [`Begun::close`], but leaves it to run where its stream may not wait.
     pub(in crate::communicator) fn part(self) -> Result<Work> {
         match self.is_open_and(|close| matches!(close.exit, Exit::Thread)) {
-            true => Ok(self.work),
+            true => {
+                drop(self.take_close());
+                Ok(self.work)
+            }
             false => self.close_alone(),
         }
     }
@@ -181,11 +216,8 @@ impl Close {
             Exit::Thread => return Work::running(running).wait(Deadline::NEVER).map(drop),
         };
         if let Err((error, exit)) = waits {
-            // Nothing orders the stream behind it: it must not go on.
             let error = error.context("call->stream cannot be made to wait");
-            running.group().fail_here(&error);
-            running.cancel();
-            exit.into_iter().for_each(|exit| copies.add(exit));
+            give_up(&running, &error, exit, copies);
             return Err(error);
         }
         Ok(())
@@ -196,7 +228,7 @@ impl Close {
 /// behind them, and must not come before them there.
 pub(in crate::communicator) fn close_ahead(group: u64) -> Result<()> {
     let mut copies = Copies::default();
-    let mut ahead = couriers::take_open(group).into_iter().filter_map(|open| lock(&open).take());
+    let mut ahead = couriers::take_open(group).into_iter().filter_map(|open| lock(&open).0.take());
     let closed = ahead.try_for_each(|close| close.close(&mut copies));
     copies.wait();
     closed

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::mem::{ManuallyDrop, replace};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::begun::{Close, Open};
+use super::begun::{Open, ToClose};
 use crate::cuda::courier::{Courier, Duty, Errand};
 use crate::cuda::stream::Stream;
 use crate::engine::device::Way;
@@ -35,7 +35,7 @@ pub(super) fn apart(group: &Group, is_collective: bool) -> Option<u64> {
 struct Unclosed {
     couriers: Vec<New>,
     /// Calls that are [`apart`], and their groups.
-    calls: Vec<(u64, Weak<Mutex<Option<Close>>>)>,
+    calls: Vec<(u64, Weak<Mutex<ToClose>>)>,
 }
 
 thread_local! {

@@ -27,7 +27,7 @@ impl Provision {
         let (bytes, supply) = (lane_bytes(sides.each_ref(), cut, element), Supply::ahead(devices, device));
         let mut provision = Provision(Vec::new());
         for _ in 0..cut.pieces().min(lanes.max(u32::from(bytes > SPARE_BYTES))) {
-            let Some(lane) = supply.lane(bytes)? else { break };
+            let Some(lane) = supply.lane(bytes, provision.0.is_empty())? else { break };
             provision.0.push(lane);
         }
         Ok(provision)
@@ -79,7 +79,7 @@ impl Staged {
             return supply.stock(bytes, lanes as usize);
         }
         for _ in 0..lanes {
-            let Some(lane) = supply.lane(bytes)? else { break };
+            let Some(lane) = supply.lane(bytes, self.free.is_empty())? else { break };
             self.free.push(lane);
         }
         Ok(())

@@ -7,6 +7,7 @@ mod tests;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::parting::{self, Tail};
@@ -55,7 +56,32 @@ pub(super) struct PinnedLane {
     telling: Cell<usize>,
     /// Whether it is the one for calls that have none.
     spare: bool,
+    _made: Made,
 }
+
+/// A lane counts among those that there are until this is dropped.
+#[derive(Debug)]
+struct Made {
+    /// Bytes of all lanes of its device.
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Made {
+    fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Made> {
+        let all = MADE.get_or_make(devices, device, || Ok(Arc::default()))?;
+        all.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Made { all, bytes })
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+static MADE: ByDevice<Arc<AtomicUsize>> = ByDevice::new();
 
 impl PinnedLane {
     /// Its first byte.
@@ -69,7 +95,11 @@ impl PinnedLane {
     }
 
     fn is_like(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> bool {
-        self.memory.bytes() == bytes && self.device == device && Arc::ptr_eq(&self.devices, devices)
+        self.memory.bytes() == bytes && self.is_of(devices, device)
+    }
+
+    fn is_of(&self, devices: &Arc<Devices>, device: u32) -> bool {
+        self.device == device && Arc::ptr_eq(&self.devices, devices)
     }
 
     /// The last order of its call's courier for it.
@@ -125,6 +155,11 @@ pub(super) const SPARE_BYTES: usize = 2 * PIECE_BYTES;
 /// Pinned memory of a device above this is given back to the system after use, if no stream can wait for the
 /// host: what a long message to each of eight ranks and one from each take.
 const KEPT_BYTES: usize = 8 * 2 * (LANES - 1 + MESSAGE_ABREAST) as usize * PIECE_BYTES;
+
+/// Calls on a device have so much between them, and those that have no lane one each beyond that, up to twice
+/// as much: more is not made. However many start together, it is bounded then. Who has none goes by the
+/// spare one until others have done with theirs.
+const LENT_BYTES: usize = KEPT_BYTES;
 
 /// What is left of calls that ended before their copies.
 struct Parked {
@@ -411,10 +446,21 @@ impl PinnedLane {
 
     fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<PinnedLane> {
         let memory = RegisteredBuffer::new(devices, device, bytes)?;
+        let made = Made::new(devices, device, memory.bytes())?;
         let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
         let (devices, ordered) = (devices.clone(), Default::default());
         let telling = Cell::new(0);
-        Ok(PinnedLane { devices, device, memory, loaded, stored, ordered, telling, spare: false })
+        Ok(PinnedLane {
+            devices,
+            device,
+            memory,
+            loaded,
+            stored,
+            ordered,
+            telling,
+            spare: false,
+            _made: made,
+        })
     }
 }
 
@@ -440,36 +486,50 @@ impl<'a> Supply<'a> {
         Supply { devices, device, own: 0, streams_wait: &|| true }
     }
 
-    /// A lane that nobody uses, or a new one. `None`: the driver is not to be asked now, and the spare one
-    /// serves.
-    pub(super) fn lane(&self, bytes: usize) -> Result<Option<PinnedLane>> {
+    /// A lane that nobody uses, or a new one; whether it is the `first` of the call. `None`: none is to be
+    /// made now, and the spare one serves.
+    pub(super) fn lane(&self, bytes: usize, first: bool) -> Result<Option<PinnedLane>> {
         POOL.unpark(true);
         match PinnedLane::kept(self.devices, self.device, bytes) {
             Some(lane) => Ok(Some(lane)),
-            None => self.make(bytes),
+            None => self.make(bytes, first),
         }
     }
 
-    /// Sees to it that nobody uses so many lanes, unless the driver is not to be asked now.
+    /// Sees to it that nobody uses so many lanes, unless none is to be made now.
     pub(super) fn stock(&self, bytes: usize, lanes: usize) -> Result<()> {
         POOL.unpark(true);
         let fits = |lane: &&PinnedLane| lane.is_like(self.devices, self.device, rounded(bytes));
         let there = POOL.lock().stock.lanes.iter().filter(fits).count();
-        for _ in there..lanes {
-            let Some(lane) = self.make(bytes)? else { break };
+        for at in there..lanes {
+            let Some(lane) = self.make(bytes, at == 0)? else { break };
             give_back(vec![lane]);
         }
         Ok(())
     }
 
-    fn make(&self, bytes: usize) -> Result<Option<PinnedLane>> {
+    /// `None`: the driver is not to be asked now, or calls have enough.
+    fn make(&self, bytes: usize, first: bool) -> Result<Option<PinnedLane>> {
         let make = || PinnedLane::new(self.devices, self.device, rounded(bytes));
         // There is no way without it.
         if bytes > SPARE_BYTES {
             return make().map(Some);
         }
+        let most = if first { 2 * LENT_BYTES } else { LENT_BYTES };
+        if lent(self.devices, self.device) + rounded(bytes) > most {
+            return Ok(None);
+        }
         self.devices.make(self.own, self.streams_wait, make)
     }
+}
+
+/// Bytes of the lanes of a device that somebody uses.
+fn lent(devices: &Arc<Devices>, device: u32) -> usize {
+    let Kept { lanes, spares, surplus, .. } = &POOL.lock().stock;
+    let made = MADE.get(devices, device).map_or(0, |made| made.load(Ordering::Relaxed));
+    let kept = [lanes, spares, surplus].into_iter().flatten();
+    let kept = kept.filter(|lane| lane.is_of(devices, device)).map(|lane| lane.memory.bytes());
+    made.saturating_sub(kept.sum())
 }
 
 /// How long a lane is that has room for so many bytes.
@@ -495,6 +555,13 @@ impl Hoard {
     /// Takes the spare one, if nobody has it.
     pub(crate) fn of_spare(devices: &Arc<Devices>, device: u32) -> Option<Hoard> {
         PinnedLane::spare(devices, device).map(|lane| Hoard(vec![lane]))
+    }
+
+    /// As much as calls may have, or as they may whose first lane it is.
+    pub(crate) fn of_all(devices: &Arc<Devices>, device: u32, first: bool) -> Hoard {
+        let supply = Supply::ahead(devices, device);
+        let lanes = std::iter::from_fn(|| supply.lane(SPARE_BYTES, first).expect("a driver"));
+        Hoard(lanes.take(2 * LENT_BYTES / SPARE_BYTES).collect())
     }
 
     /// One of so many bytes, which is made.
@@ -590,8 +657,7 @@ impl Kept {
                 self.surplus.push(lane);
                 continue;
             };
-            let same =
-                |kept: &PinnedLane| kept.device == lane.device && Arc::ptr_eq(&kept.devices, &lane.devices);
+            let same = |kept: &PinnedLane| kept.is_of(&lane.devices, lane.device);
             let bytes = |kept: &[PinnedLane]| -> usize {
                 kept.iter().filter(|kept| same(kept)).map(|kept| kept.memory.bytes()).sum()
             };

@@ -1,6 +1,8 @@
 //! Messages from and to device memory.
 
 use super::*;
+use crate::engine::staged::Hoard;
+use crate::engine::staged::relay::Limits;
 
 /// Bytes of a piece that the receiver has to take before the send of it ends.
 const LONG_PIECE: usize = 320 * 1024;
@@ -365,4 +367,64 @@ fn a_message_that_fails_before_its_list_is_closed_takes_no_courier_from_another(
         rank.drain()
     });
     assert_eq!(grave(complaints.concat()), Vec::<String>::new());
+}
+
+/// A list of calls of which each can use several lanes: how many are made when calls have none, all that they
+/// may have but a first lane each, or all that they may have. They end well all the same.
+#[test]
+fn of_pinned_memory_calls_that_start_together_have_so_much_between_them() {
+    const CALLS: usize = 20;
+    // Of 64 KiB, as of all pieces that are shorter.
+    const LANE: usize = 1 << 16;
+    let kinds = [Kind::Allreduce, Kind::Send];
+    for (hoard, kind) in
+        [None, Some(false), Some(true)].into_iter().flat_map(|hoard| kinds.map(|k| (hoard, k)))
+    {
+        let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+            rank.copy_by_kernels();
+            rank.context.cuda().pretend_limits(Limits { above: Some(usize::MAX), ..Limits::default() });
+            let (len, peer) = (6 * PIECE / 4, 1 - rank.rank);
+            let first = rank.run(&request(Kind::Barrier, 0, 0, 0, 0), &rank.call());
+            first.expect("a barrier");
+            let _others = hoard.map(|first| Hoard::of_all(&rank.devices, 0, first));
+            let _shortest = Hoard::of(&rank.devices, 0);
+            let pinned = rank.double.registered();
+            let requests: Vec<(Request, u64, Vec<i32>)> = (0..CALLS as u32)
+                .map(|round| {
+                    let values = given(rank.rank, round, len);
+                    let memory = rank.memory(&values);
+                    rank.fill(memory, &values);
+                    match (kind, rank.rank) {
+                        (Kind::Send, 0) => (request(Kind::Send, memory, 0, len as u64, peer), memory, values),
+                        (Kind::Send, _) => {
+                            let due = given(peer, round, len);
+                            (request(Kind::Receive, 0, memory, len as u64, peer), memory, due)
+                        }
+                        _ => {
+                            let due = expected(kind, len, 2, rank.rank, 0, round);
+                            (request(kind, memory, memory, len as u64, 0), memory, due)
+                        }
+                    }
+                })
+                .collect();
+            let call = rank.call();
+            let all: Vec<_> = requests.iter().map(|(request, ..)| (&rank.context, request, &call)).collect();
+            // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+            let works = unsafe { start_together(&all) }.expect("they start");
+            for work in works {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            for (_, memory, due) in &requests {
+                rank.expect(*memory, due, "what it obtains");
+            }
+            let made = (rank.double.registered() - pinned) / LANE;
+            match hoard {
+                None => assert!(made > CALLS, "{kind:?}: {made}"),
+                Some(false) => assert_eq!(made, CALLS, "{kind:?}"),
+                Some(true) => assert_eq!(made, 0, "{kind:?}"),
+            }
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{hoard:?}, {kind:?}");
+    }
 }

@@ -95,6 +95,47 @@ fn a_message_that_nobody_follows_fails_its_context() {
 }
 
 /// No stream is behind the copies of a call that its thread waits for.
+/// As where its thread panics in the midst of a list.
+#[test]
+fn a_call_that_has_begun_and_is_never_closed_fails_its_context_on_all_ranks() {
+    for couriers in [false, true] {
+        for kind in [Kind::Allreduce, Kind::Send] {
+            let met = Barrier::new(2);
+            ranks(2, "shm", Order::RoundRobin, |rank| {
+                // Everybody is there before anything goes wrong.
+                met.wait();
+                if couriers {
+                    rank.copy_by_kernels();
+                }
+                let memory = rank.memory(&given(rank.rank, 0, 201));
+                let kind = if kind == Kind::Send && rank.rank == 1 { Kind::Receive } else { kind };
+                let request = request(kind, memory, memory, 201, 1 - rank.rank);
+                let case = format!("{kind:?}, couriers: {couriers}");
+                if rank.rank == 0 {
+                    // It has not ended before it is dropped.
+                    let gate = rank.gate();
+                    // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+                    drop(unsafe { rank.context.begin(&request, &rank.call()) }.expect("it begins"));
+                    gate.release();
+                } else {
+                    let work = rank.start(&request, &rank.call());
+                    let ended = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+                    let error = ended.map(drop).expect_err("rank 0 has no part in it");
+                    assert!(error.text().contains("was not made to wait"), "{case}: {error}");
+                    assert!(error.text().contains("rank 0"), "{case}: {error}");
+                }
+                assert!(rank.context.failure().is_some(), "{case}");
+                rank.fill(memory, &[-7; 201]);
+                assert_eq!(grave(rank.drain()), Vec::<String>::new(), "{case}");
+                assert!(
+                    rank.double.peek(memory, 201 * 4) == bytes(&[-7; 201]),
+                    "{case}: written after its end"
+                );
+            });
+        }
+    }
+}
+
 #[test]
 fn memory_is_the_callers_again_when_a_call_that_its_thread_waits_for_has_failed() {
     let doubles = [(); 2].map(|()| with_queues(MOST, Order::RoundRobin));

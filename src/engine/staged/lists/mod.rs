@@ -15,6 +15,7 @@
 mod lines;
 mod routes;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
@@ -110,7 +111,8 @@ impl Lists {
         let needs = self.needs();
         let supply = Supply::new(&self.job.order, streams_wait);
         if self.job.order.errand.is_some() || needs.iter().any(|(_, bytes)| *bytes > SPARE_BYTES) {
-            self.lines = lines(&needs, |bytes| supply.lane(bytes))?;
+            let first = Cell::new(true);
+            self.lines = lines(&needs, |bytes| supply.lane(bytes, first.replace(false)))?;
             return Ok(self);
         }
         for (index, (slots, bytes)) in needs.iter().enumerate() {

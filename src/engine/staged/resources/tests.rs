@@ -41,6 +41,30 @@ fn a_call_has_the_memory_that_was_used_last() {
 }
 
 #[test]
+fn calls_have_so_much_between_them_and_first_lanes_as_much_again() {
+    let double = Double::new(1, Order::Eager);
+    let devices = Devices::over(double.clone()).expect("a driver");
+    let supply = Supply::ahead(&devices, 0);
+    let take = |first| -> Vec<PinnedLane> {
+        let lanes = std::iter::from_fn(|| supply.lane(SPARE_BYTES, first).expect("a driver"));
+        lanes.take(3 * LENT_BYTES / SPARE_BYTES).collect()
+    };
+    let bytes = |lanes: &[PinnedLane]| lanes.iter().map(|lane| lane.memory.bytes()).sum::<usize>();
+    let lanes = take(false);
+    assert_eq!(bytes(&lanes), LENT_BYTES);
+    let firsts = take(true);
+    assert_eq!(bytes(&firsts), LENT_BYTES);
+    let long = supply.lane(SPARE_BYTES + 1, false).expect("a driver");
+    give_back(vec![long.expect("there is no way without it")]);
+    // What nobody uses is kept for calls, and is no reason against lanes of another size.
+    give_back(firsts);
+    assert_eq!(bytes(&take(false)), LENT_BYTES, "those that nobody used");
+    assert!(supply.lane(SMALLEST, false).expect("a driver").is_none());
+    give_back(lanes);
+    assert!(supply.lane(SMALLEST, false).expect("a driver").is_some());
+}
+
+#[test]
 fn where_streams_may_wait_no_pinned_memory_is_given_back() {
     let double = Double::new(1, Order::Eager);
     let devices = Devices::over(double.clone()).expect("a driver");
