@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use unisono::collective::checked::{self, Checked};
 use unisono::collective::request::{Counts, Kind, Request};
-use unisono::communicator::{Call, Context, Pending, Work, begin_in_turns};
+use unisono::communicator::{Call, Closing, Context, Pending, Work, begin_in_turns};
 use unisono::cuda::context::{Devices, Entered};
 use unisono::cuda::driver::StreamHandle;
 use unisono::cuda::event::Event;
@@ -257,19 +257,22 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     let begun = begin_by_place(&launches, &mut failed);
     // What the host waits for may need it.
     calls.give_gathered(&mut failed);
-    let mut works: Vec<(&Launch, Work)> = Vec::new();
+    // What this thread waits for at one place may need what streams of another are given.
+    let mut closing = Vec::with_capacity(begun.len());
     for Begun { place, launches, pending } in begun {
         match close(place, pending) {
-            Ok(closed) => {
-                for (launch, work) in launches.into_iter().zip(closed) {
-                    match work {
-                        Ok(work) if work.had_ended() => {}
-                        Ok(work) => works.push((launch, work)),
-                        Err(error) => failed.note(error),
-                    }
-                }
-            }
+            Ok(closed) => closing.push((launches, closed)),
             Err(error) => failed.note(error),
+        }
+    }
+    let mut works: Vec<(&Launch, Work)> = Vec::new();
+    for (launches, closed) in closing {
+        for (launch, work) in launches.into_iter().zip(closed.wait()) {
+            match work {
+                Ok(work) if work.had_ended() => {}
+                Ok(work) => works.push((launch, work)),
+                Err(error) => failed.note(error),
+            }
         }
     }
     leave(works, |error| failed.note(error));
@@ -351,10 +354,10 @@ fn leave(mut works: Vec<(&Launch, Work)>, mut note: impl FnMut(Error)) {
     }
 }
 
-/// Closes calls of one place together: a work for each.
-fn close(place: Place, pending: Vec<Pending>) -> Result<Vec<Result<Work>>> {
+/// Closes calls of one place together, but waits for none.
+fn close(place: Place, pending: Vec<Pending>) -> Result<Closing> {
     match place {
-        Place::Host(_) => Ok(Pending::close_all(pending)),
+        Place::Host(_) => Ok(Pending::closing_all(pending)),
         Place::Device(device) => {
             let devices = devices()?;
             let _entered = devices.enter(device)?;
@@ -377,8 +380,8 @@ fn end(begun: Pending) -> Result<Work> {
 }
 
 /// As [`end`], of calls that are closed together.
-fn end_all(begun: Vec<Pending>) -> Vec<Result<Work>> {
-    if *STREAMS_WAIT { Pending::close_all(begun) } else { Pending::complete_all(begun) }
+fn end_all(begun: Vec<Pending>) -> Closing {
+    if *STREAMS_WAIT { Pending::closing_all(begun) } else { Pending::completing_all(begun) }
 }
 
 /// A default stream is that of the current device: the communicator's, here, whatever the client's is.

@@ -5,7 +5,7 @@ use super::Completion;
 use super::context::Context;
 use super::device::{self, PointCall, Together};
 use super::hosts::Composed;
-use super::staged::{Begun, Copies};
+use super::staged::{Begun, Copies, End};
 use super::turns::begin_in_turns;
 use super::work::Work;
 use crate::collective::request::Request;
@@ -32,8 +32,18 @@ enum State {
     },
 }
 
-/// How one that has begun is closed.
-type End = fn(Begun, &mut Copies) -> Result<Work>;
+/// Operations that are closed together: their streams have all that they are given. A work for each once the
+/// thread has waited for the rest.
+#[must_use = "what no stream may wait for is waited for"]
+pub struct Closing {
+    works: Vec<Option<Result<Work>>>,
+    /// What the thread waits for, and its place.
+    waits: Vec<(usize, Begun)>,
+    /// As [`Begun::is_crowded`].
+    crowded: Vec<usize>,
+    end: End,
+    copies: Copies,
+}
 
 impl From<Work> for Pending {
     fn from(work: Work) -> Pending {
@@ -91,12 +101,12 @@ impl Pending {
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams
     /// may not wait for the host, when the operation is complete.
     pub fn close(self) -> Result<Work> {
-        self.end(Begun::close)
+        self.end(End::Close)
     }
 
     /// As [`Pending::close`], in the way of [`Pending::complete_all`].
     pub fn complete(self) -> Result<Work> {
-        self.end(Begun::complete)
+        self.end(End::Complete)
     }
 
     fn end(self, end: End) -> Result<Work> {
@@ -104,12 +114,12 @@ impl Pending {
             State::Begun(begun) => begun,
             state => {
                 // One gives one.
-                let ended = Pending::end_all(vec![Pending(state)], end).pop();
+                let ended = Pending::end_all(vec![Pending(state)], end).wait().pop();
                 return ended.unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))));
             }
         };
         let (is_crowded, mut copies) = (begun.is_crowded(), Copies::default());
-        let work = end(begun, &mut copies);
+        let work = begun.end(end, &mut copies);
         if let (true, Ok(work)) = (is_crowded, &work) {
             // Its failure is the work's to tell.
             let _ = work.wait(Deadline::NEVER);
@@ -128,17 +138,28 @@ impl Pending {
 
     /// Closes all of them, as [`start_together`] does: a work for each, in the order of the list.
     pub fn close_all(all: Vec<Pending>) -> Vec<Result<Work>> {
-        Pending::end_all(all, Begun::close)
+        Pending::closing_all(all).wait()
+    }
+
+    /// As [`Pending::close_all`], but nothing is waited for yet: of who closes several lists, which may need
+    /// each other.
+    pub fn closing_all(all: Vec<Pending>) -> Closing {
+        Pending::end_all(all, End::Close)
     }
 
     /// As [`Pending::close_all`], but what side streams do is complete when this returns, and streams are not
     /// made to wait for it. For programs that may have the driver wait for the device meanwhile, from any
     /// thread: see [`Call::stream`].
     pub fn complete_all(all: Vec<Pending>) -> Vec<Result<Work>> {
-        Pending::end_all(all, Begun::complete)
+        Pending::completing_all(all).wait()
     }
 
-    fn end_all(all: Vec<Pending>, end: End) -> Vec<Result<Work>> {
+    /// As [`Pending::closing_all`], in the way of [`Pending::complete_all`].
+    pub fn completing_all(all: Vec<Pending>) -> Closing {
+        Pending::end_all(all, End::Complete)
+    }
+
+    fn end_all(all: Vec<Pending>, end: End) -> Closing {
         let (count, mut copies) = (all.len(), Copies::default());
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
         works.resize_with(count, || None);
@@ -164,16 +185,31 @@ impl Pending {
             let work = unsafe { together.give() };
             together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
         }
-        let mut crowded = Vec::new();
+        let (mut waits, mut crowded) = (Vec::new(), Vec::new());
         // These come first on their streams: on every rank, whatever the order of its list.
         let (apart, others): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, one)| one.is_apart());
         for (place, one) in apart.into_iter().chain(others) {
             if one.is_crowded() {
                 crowded.push(place);
             }
-            works[place] = Some(end(one, &mut copies));
+            if one.keeps_waiting(end) {
+                waits.push((place, one));
+            } else {
+                works[place] = Some(one.end(end, &mut copies));
+            }
         }
-        // Not before all are given: they may be ranks of one thread.
+        Closing { works, waits, crowded, end, copies }
+    }
+}
+
+impl Closing {
+    /// Waits for what no stream may wait for. Not before all are given that this may need: they may be ranks
+    /// of one thread. The works are in the order of the list.
+    pub fn wait(self) -> Vec<Result<Work>> {
+        let Closing { mut works, waits, crowded, end, mut copies } = self;
+        for (place, one) in waits {
+            works[place] = Some(one.end(end, &mut copies));
+        }
         for place in crowded {
             if let Some(Ok(work)) = &works[place] {
                 // Its failure is the work's to tell.

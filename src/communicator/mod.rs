@@ -32,7 +32,7 @@ pub mod wide;
 pub mod window;
 pub mod work;
 
-pub use batch::{Part, Pending, start_parts, start_together};
+pub use batch::{Closing, Part, Pending, start_parts, start_together};
 pub use context::{Child, Context};
 pub use device::{Added, Launches, Ready, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared, ignores};

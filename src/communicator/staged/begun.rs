@@ -32,6 +32,16 @@ pub(super) struct Close {
     pub(super) exit: Exit,
 }
 
+/// How a call that has begun is closed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::communicator) enum End {
+    /// As [`Begun::close`] says.
+    Close,
+    /// As that, but whoever closes it waits itself for what side streams do, since it asks the driver for
+    /// more meanwhile.
+    Complete,
+}
+
 /// What a stream waits for until a call has ended.
 pub(super) enum Exit {
     /// A courier, once it is launched.
@@ -81,14 +91,23 @@ impl Begun {
         Begun { work, close: None, crowded: false }
     }
 
-    /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
-    pub(in crate::communicator) fn complete(self, copies: &mut Copies) -> Result<Work> {
+    /// Closes it in this way.
+    pub(in crate::communicator) fn end(self, end: End, copies: &mut Copies) -> Result<Work> {
         match self.close {
-            Some(Close { exit: Exit::Word(exit), .. }) => {
+            Some(Close { exit: Exit::Word(exit), .. }) if end == End::Complete => {
                 let ended = self.work.wait(Deadline::NEVER);
                 ended.inspect_err(|_| copies.add(exit)).map(|_| self.work)
             }
             _ => self.close(copies),
+        }
+    }
+
+    /// Whether whoever closes it in this way waits for it meanwhile.
+    pub(in crate::communicator) fn keeps_waiting(&self, end: End) -> bool {
+        match self.close.as_ref().map(|close| &close.exit) {
+            Some(Exit::Thread) => true,
+            Some(Exit::Word(_)) => end == End::Complete,
+            Some(Exit::Courier(_)) | None => false,
         }
     }
 
