@@ -150,8 +150,9 @@ impl Pending {
     }
 
     /// As [`Pending::close_all`], but what side streams do is complete when this returns, and streams are not
-    /// made to wait for it. For programs that may have the driver wait for the device meanwhile, from any
-    /// thread: see [`Call::stream`].
+    /// made to wait for it (but of collectives behind which GPUs had their part in another as it began). For
+    /// programs that may have the driver wait for the device meanwhile, from any thread: see
+    /// [`Call::stream`].
     pub fn complete_all(all: Vec<Pending>) -> Vec<Result<Work>> {
         Pending::completing_all(all).wait()
     }

@@ -15,6 +15,7 @@ pub use launches::{Added, Launches, Ready};
 use super::batch::{Part, Pending};
 use super::context::{Context, Membership};
 use super::hosts::{self, Composed};
+use super::staged::close_ahead;
 use super::survey::{Located, Spans};
 use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Uniform};
@@ -490,6 +491,9 @@ impl OnDevices {
     /// # Safety
     /// As [`OnDevices::launch`].
     unsafe fn enqueue(&self) -> Result<Enqueued> {
+        if !matches!(self.what, What::Point(..)) {
+            close_ahead(self.group.id())?;
+        }
         match &self.what {
             What::Composed(_) => fail!(Internal, "a composed call is more than one launch"),
             // SAFETY: the caller's promise.

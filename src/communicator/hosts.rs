@@ -35,7 +35,7 @@ use self::parts::{Course, Parts, Supplies};
 use super::Call;
 use super::ahead;
 use super::context::Context;
-use super::staged::couriers;
+use super::staged::close_ahead;
 use super::work::Work;
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
@@ -219,6 +219,7 @@ impl Composed {
     /// As [`Composed::start`].
     unsafe fn begin(&self, (course, supplies): Ready) -> Result<Giving<'_>> {
         let (group, exchange) = (&self.group, self.hosts.exchange());
+        close_ahead(group.id())?;
         // The series is locked, and a callback may want to make the next call.
         let held_back = hold_back();
         let entered = exchange.devices().enter(exchange.device());
@@ -235,15 +236,6 @@ impl Composed {
         let (class, signature, timeout) = (Class::Ordered, self.signature, self.caller.timeout);
         let calling = Calling { class, tag: 0, signature, timeout };
         let by_couriers = supplies.copier().is_some();
-        if let Some(kernels) = supplies.copier() {
-            // What runs before it in the order of calls must not come behind it on a stream.
-            for (stream, courier) in couriers::ahead(group.id()) {
-                let is_busy = ahead::is_busy(&stream);
-                // SAFETY: whoever began those calls has promised their memory and their streams until they
-                // have ended.
-                self.context.or_fail(unsafe { courier.launch(&stream, is_busy, &**kernels) })?;
-            }
-        }
         // The series is held: calls have their numbers in the order of their launches.
         let number = series.number();
         let running = group.start(calling, |its| {

@@ -2,14 +2,14 @@
 
 mod begun;
 mod combined;
-pub(super) mod couriers;
+mod couriers;
 #[cfg(test)]
 mod tests;
 mod ways;
 
 use std::sync::Arc;
 
-pub(super) use self::begun::{Begun, Copies, End, Launch};
+pub(super) use self::begun::{Begun, Copies, End, Launch, close_ahead};
 use self::begun::{Close, Exit};
 use self::combined::Combining;
 use self::ways::Way;
@@ -114,7 +114,7 @@ impl Context {
         let running = group.start(calling, |turn| draft.begin(group, turn))?;
         let work = Work::running(running.clone()).on_devices(stream.devices());
         let crowded = matches!(exit, Exit::Courier(_)) && couriers::is_crowded(&stream, group);
-        Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }), crowded })
+        Ok(Begun::new(work, ordered.then_some(Close { stream, running, exit }), crowded))
     }
 
     /// What a call is called with.

@@ -295,6 +295,12 @@ impl Courier {
         self.customers.load(Ordering::Relaxed) > 1
     }
 
+    /// Whether one alone orders, or has ordered, and no other will.
+    pub fn stays_unshared(&self) -> bool {
+        // In this order: nobody joins what has been launched, and others may until then.
+        !self.is_new() && !self.is_shared()
+    }
+
     /// Whether nobody orders any more.
     pub fn is_dismissed(&self) -> bool {
         self.users.load(Ordering::Acquire) == 0

@@ -4,6 +4,7 @@
 mod captures;
 mod groups;
 mod leaving;
+mod lists;
 mod one_sided;
 mod points;
 mod refused;

@@ -1,6 +1,6 @@
 //! An operation on the host that has begun, and what has its stream wait for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::couriers;
@@ -12,6 +12,7 @@ use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
+use crate::engine::endpoint::lock;
 use crate::engine::operation::Running;
 use crate::error::Result;
 use crate::sys;
@@ -20,10 +21,14 @@ use crate::sys;
 #[must_use = "the stream waits for the operation once this is closed"]
 pub(in crate::communicator) struct Begun {
     pub(super) work: Work,
-    pub(super) close: Option<Close>,
+    pub(super) close: Option<Open>,
     /// Whether the thread waits for it, once it is closed.
     pub(super) crowded: bool,
 }
+
+/// What has the stream wait, for whoever comes first: who closes the call, or what [comes behind
+/// it](close_ahead).
+pub(super) type Open = Arc<Mutex<Option<Close>>>;
 
 /// What has the stream wait.
 pub(super) struct Close {
@@ -87,35 +92,56 @@ impl Drop for Launch {
 }
 
 impl Begun {
+    /// One that has begun, and what has its stream wait for it, if it has one. `crowded`: whether the thread
+    /// waits for it, too.
+    pub(super) fn new(work: Work, close: Option<Close>, crowded: bool) -> Begun {
+        let close = close.map(|close| {
+            let apart = close.apart();
+            let open = Arc::new(Mutex::new(Some(close)));
+            apart.into_iter().for_each(|group| couriers::note_open(group, &open));
+            open
+        });
+        Begun { work, close, crowded }
+    }
+
     pub(in crate::communicator) fn closed(work: Work) -> Begun {
         Begun { work, close: None, crowded: false }
     }
 
+    /// Whether it is still to be closed, and so.
+    fn is_open_and(&self, so: impl FnOnce(&Close) -> bool) -> bool {
+        self.close.as_ref().is_some_and(|open| lock(open).as_ref().is_some_and(so))
+    }
+
+    /// What has its stream wait, unless that has been done.
+    fn take_close(&self) -> Option<Close> {
+        self.close.as_ref().and_then(|open| lock(open).take())
+    }
+
     /// Closes it in this way.
     pub(in crate::communicator) fn end(self, end: End, copies: &mut Copies) -> Result<Work> {
-        match self.close {
+        match self.take_close() {
             Some(Close { exit: Exit::Word(exit), .. }) if end == End::Complete => {
                 let ended = self.work.wait(Deadline::NEVER);
                 ended.inspect_err(|_| copies.add(exit)).map(|_| self.work)
             }
-            _ => self.close(copies),
+            Some(close) => close.close(copies).map(|()| self.work),
+            None => Ok(self.work),
         }
     }
 
     /// Whether whoever closes it in this way waits for it meanwhile.
     pub(in crate::communicator) fn keeps_waiting(&self, end: End) -> bool {
-        match self.close.as_ref().map(|close| &close.exit) {
-            Some(Exit::Thread) => true,
-            Some(Exit::Word(_)) => end == End::Complete,
-            Some(Exit::Courier(_)) | None => false,
-        }
+        self.is_open_and(|close| match close.exit {
+            Exit::Thread => true,
+            Exit::Word(_) => end == End::Complete,
+            Exit::Courier(_) => false,
+        })
     }
 
     /// Whether it has a courier [apart](couriers::apart).
     pub(in crate::communicator) fn is_apart(&self) -> bool {
-        let is_apart =
-            |running: &Running| couriers::apart(running.group(), !running.is_point_to_point()).is_some();
-        self.close.as_ref().is_some_and(|close| is_apart(&close.running))
+        self.is_open_and(|close| close.apart().is_some())
     }
 
     /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits
@@ -126,9 +152,9 @@ impl Begun {
 
     /// As [`Begun::close`], but leaves it to run where its stream may not wait.
     pub(in crate::communicator) fn part(self) -> Result<Work> {
-        match &self.close {
-            Some(Close { exit: Exit::Thread, .. }) => Ok(self.work),
-            _ => self.close_alone(),
+        match self.is_open_and(|close| matches!(close.exit, Exit::Thread)) {
+            true => Ok(self.work),
+            false => self.close_alone(),
         }
     }
 
@@ -144,7 +170,19 @@ impl Begun {
     /// may not wait for the host, when the operation is complete. If it fails its caller has the memory back
     /// when `copies` have been waited for.
     pub(in crate::communicator) fn close(self, copies: &mut Copies) -> Result<Work> {
-        let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
+        self.take_close().map_or(Ok(()), |close| close.close(copies)).map(|()| self.work)
+    }
+}
+
+impl Close {
+    /// The group of a call that is [apart](couriers::apart).
+    fn apart(&self) -> Option<u64> {
+        couriers::apart(self.running.group(), !self.running.is_point_to_point())
+    }
+
+    /// As [`Begun::close`].
+    fn close(self, copies: &mut Copies) -> Result<()> {
+        let Close { stream, running, exit } = self;
         let noted = |courier| ahead::note(&stream, &running, courier);
         let waits = match exit {
             Exit::Courier(launch) => {
@@ -159,7 +197,7 @@ impl Begun {
                 running.on_complete(Box::new(move |_| drop(held)));
                 stream.wait_word(&exit).inspect(|()| noted(None)).map_err(|error| (error, Some(exit)))
             }
-            Exit::Thread => return self.work.wait(Deadline::NEVER).map(|_| self.work),
+            Exit::Thread => return Work::running(running).wait(Deadline::NEVER).map(drop),
         };
         if let Err((error, exit)) = waits {
             // Nothing orders the stream behind it: it must not go on.
@@ -169,8 +207,18 @@ impl Begun {
             exit.into_iter().for_each(|exit| copies.add(exit));
             return Err(error);
         }
-        Ok(self.work)
+        Ok(())
     }
+}
+
+/// Closes what this thread has begun of a group's collectives: what is given to a stream now has its turn
+/// behind them, and must not come before them there.
+pub(in crate::communicator) fn close_ahead(group: u64) -> Result<()> {
+    let mut copies = Copies::default();
+    let mut ahead = couriers::take_open(group).into_iter().filter_map(|open| lock(&open).take());
+    let closed = ahead.try_for_each(|close| close.close(&mut copies));
+    copies.wait();
+    closed
 }
 
 /// How long calls that their streams do not wait for are waited for on the host, once they are given up.

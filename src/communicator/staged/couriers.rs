@@ -1,11 +1,12 @@
-//! Couriers of calls that have begun and have not been closed. Those on one stream share one: they run beside
-//! each other.
+//! Calls that have begun and have not been closed, and their couriers. Those on one stream share a courier:
+//! they run beside each other.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
-use std::mem::{ManuallyDrop, take};
+use std::mem::{ManuallyDrop, replace};
 use std::sync::{Arc, Mutex, Weak};
 
+use super::begun::{Close, Open};
 use crate::cuda::courier::{Courier, Duty, Errand};
 use crate::cuda::stream::Stream;
 use crate::engine::device::Way;
@@ -22,21 +23,34 @@ struct New {
     group: Option<u64>,
 }
 
-/// Whether such a call has a courier apart from what else starts with it, and its group then: where the GPUs
-/// of each host have a part in other collectives, those are given to their streams as they begin, behind what
-/// has its turn before them.
+/// Whether such a call has a courier apart from what else starts with it, and its group then: where GPUs
+/// exchange other collectives, or those of each host have a part in them, those are given to their streams as
+/// they begin, behind what has its turn before them.
 pub(super) fn apart(group: &Group, is_collective: bool) -> Option<u64> {
-    let composes = || matches!(group.devices(), Some(Way::Hosts(_)));
-    (is_collective && composes()).then(|| group.id())
+    let have_others = || matches!(group.devices(), Some(Way::Exchange(_) | Way::Hosts(_)));
+    (is_collective && have_others()).then(|| group.id())
+}
+
+/// What a thread has begun and not closed.
+struct Unclosed {
+    couriers: Vec<New>,
+    /// Calls that are [`apart`], and their groups.
+    calls: Vec<(u64, Weak<Mutex<Option<Close>>>)>,
 }
 
 thread_local! {
-    /// Those of this thread. Not dropped with it, but behind all that runs there: destructors of the program
-    /// make calls, too, and those of one group wait for each other if they do not share.
-    static NEW: RefCell<ManuallyDrop<Vec<New>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    /// This thread. Not dropped with it, but behind all that runs there: destructors of the program make
+    /// calls, too, and those of one group wait for each other if they do not share.
+    static UNCLOSED: RefCell<ManuallyDrop<Unclosed>> =
+        const { RefCell::new(ManuallyDrop::new(Unclosed::NONE)) };
 }
 
-static FORGET: ThreadEnd = ThreadEnd::new(|| drop(NEW.with_borrow_mut(|new| take(&mut **new))));
+static FORGET: ThreadEnd =
+    ThreadEnd::new(|| drop(UNCLOSED.with_borrow_mut(|unclosed| replace(&mut **unclosed, Unclosed::NONE))));
+
+impl Unclosed {
+    const NONE: Unclosed = Unclosed { couriers: Vec::new(), calls: Vec::new() };
+}
 
 impl New {
     fn is_on(&self, stream: &Stream) -> bool {
@@ -44,16 +58,12 @@ impl New {
     }
 }
 
-/// Forgets those that are not new any more.
-fn tidy(new: &mut Vec<New>) {
-    new.retain(|one| one.courier.upgrade().is_some_and(|courier| courier.is_new()));
-}
-
 /// A courier that is to be launched on `stream` and do what `duty` says; one that others share may combine by
 /// another's way. `group`: of a call that is [`apart`].
 pub(super) fn of(stream: &Arc<Stream>, duty: Duty, group: Option<u64>) -> Result<Errand> {
-    NEW.with_borrow_mut(|new| {
-        tidy(new);
+    UNCLOSED.with_borrow_mut(|unclosed| {
+        let new = &mut unclosed.couriers;
+        new.retain(|one| one.courier.upgrade().is_some_and(|courier| courier.is_new()));
         let mut found = new.iter().filter(|one| one.group == group && one.is_on(stream));
         if let Some(errand) = found.find_map(|one| one.courier.upgrade()?.join(duty)) {
             return Ok(errand);
@@ -65,13 +75,20 @@ pub(super) fn of(stream: &Arc<Stream>, duty: Duty, group: Option<u64>) -> Result
     })
 }
 
-/// Those of a group's collectives that have begun and have not been closed, with their streams: what is given
-/// to a stream now may have its turn behind them.
-pub(in crate::communicator) fn ahead(group: u64) -> Vec<(Arc<Stream>, Arc<Courier>)> {
-    NEW.with_borrow_mut(|new| {
-        tidy(new);
-        let of_group = new.iter().filter(|one| one.group == Some(group));
-        of_group.filter_map(|one| Some((one.stream.clone(), one.courier.upgrade()?))).collect()
+/// Notes a call of `group` that is [`apart`].
+pub(super) fn note_open(group: u64, open: &Open) {
+    FORGET.arm();
+    UNCLOSED.with_borrow_mut(|unclosed| {
+        unclosed.calls.retain(|(_, open)| open.strong_count() > 0);
+        unclosed.calls.push((group, Arc::downgrade(open)));
+    });
+}
+
+/// Those of `group` that have been noted, in their order; they are not any more.
+pub(super) fn take_open(group: u64) -> Vec<Open> {
+    UNCLOSED.with_borrow_mut(|unclosed| {
+        let of_group = unclosed.calls.extract_if(.., |(of, _)| *of == group);
+        of_group.filter_map(|(_, open)| open.upgrade()).collect()
     })
 }
 

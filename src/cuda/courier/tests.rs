@@ -457,6 +457,31 @@ fn several_share_what_one_can_combine() {
     assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
+/// Whoever looks meanwhile, at whatever moment, must not take the first for the only one.
+#[test]
+fn one_that_is_joined_before_it_is_launched_never_stays_unshared() {
+    let (double, devices, stream) = given(Turns::RoundRobin);
+    for _ in 0..2000 {
+        let first = Errand::new(&devices, 0, SHORT).expect("a courier");
+        let (courier, looks) = (first.courier().clone(), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            let looker = scope.spawn(|| {
+                looks.wait();
+                (0..500).any(|_| courier.stays_unshared())
+            });
+            looks.wait();
+            let second = courier.join(SHORT).expect("it is there");
+            launch(&courier, &stream, &double).expect("it is launched");
+            assert!(!looker.join().expect("it has looked"));
+            drop(second);
+        });
+        drop(first);
+        while !courier.is_gone() {
+            assert!(double.step(), "it leaves");
+        }
+    }
+}
+
 #[test]
 fn stands_are_used_again_and_never_while_one_is_there() {
     let (double, devices, stream) = given(Turns::RoundRobin);

@@ -383,8 +383,7 @@ impl Staged {
 
     /// Whether the couriers of calls behind this one come when what it stores has been stored.
     fn is_ordered_by_courier(&self) -> bool {
-        // While it is new, others may join it.
-        self.own_courier().is_some_and(|courier| !courier.is_new())
+        self.job.order.entry.courier().is_some_and(Courier::stays_unshared)
     }
 
     /// Whether nothing is loaded or stored.

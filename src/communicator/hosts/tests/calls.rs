@@ -324,8 +324,13 @@ fn messages_go_by_kernels_within_a_host_and_staged_between_hosts() {
 
 #[test]
 fn calls_of_a_group_go_either_way_on_one_stream() {
-    ranks(2, 2, Order::RoundRobin, |rank| {
-        rank.context.cuda().pretend_kernels(Arc::new(DoubleKernels(rank.double.clone())));
+    for carriers in [Carriers::Couriers, Carriers::SideStreams] {
+        go_either_way(carriers);
+    }
+}
+
+fn go_either_way(carriers: Carriers) {
+    ranks_by(2, 2, Order::RoundRobin, carriers, |rank| {
         let (me, call) = (rank.context.rank(), rank.call());
         let memory = |bytes: &[u8]| {
             let address = rank.double.memory(rank.device, bytes.len());
