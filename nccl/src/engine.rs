@@ -14,7 +14,8 @@ use std::sync::{Arc, LazyLock};
 
 use unisono::collective::checked::{self, Checked};
 use unisono::collective::request::{Counts, Kind, Request};
-use unisono::communicator::{Call, Context, Pending, Work, begin_in_turns};
+use unisono::communicator::beside::given_up;
+use unisono::communicator::{Beside, Call, Closing, Context, Pending, Work, begin_in_turns};
 use unisono::cuda::context::{Devices, Entered};
 use unisono::cuda::driver::StreamHandle;
 use unisono::cuda::event::Event;
@@ -112,11 +113,14 @@ impl Launch {
         self.at_place(|context, call| unsafe { context.check_memory(&self.request, call) })
     }
 
-    /// Begins it as one of several that are closed together.
-    fn begin(&self) -> Result<Option<Pending>> {
-        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream
-        // lives.
-        self.at_place(|context, call| unsafe { context.begin_launch_together(&self.request, call) })
+    /// Begins it as one of several that are closed together, at this place of their list.
+    fn begin(&self, beside: &Beside, place: usize) -> Result<Option<Pending>> {
+        self.at_place(|context, call| {
+            let call = beside.call(place, call);
+            // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream
+            // lives.
+            unsafe { context.begin_launch_together(&self.request, &call) }
+        })
     }
 
     /// Does something with it where a default stream is that of its device.
@@ -254,22 +258,39 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     let in_host_memory = |launch: &&Launch| matches!(launch.communicator.place, Place::Host(_));
     let _waits: Vec<Wait<'_>> =
         launches.iter().filter(in_host_memory).map(|launch| launch.communicator.begin_wait()).collect();
-    let begun = begin_by_place(&launches, &mut failed);
+    let device_of = |at: usize| Ok(launches[at].communicator.place.number());
+    let listed = |at: usize| {
+        let launch = &launches[at];
+        let is_on_device = matches!(launch.communicator.place, Place::Device(_));
+        Some((launch.communicator.group().ok().filter(|_| is_on_device)?, &launch.request, launch.call()))
+    };
+    // SAFETY: the client's streams live.
+    let beside = unsafe { Beside::of(launches.len(), &listed, false, &device_of) };
+    let begun = begin_by_place(&launches, &beside, &mut failed);
     // What the host waits for may need it.
     calls.give_gathered(&mut failed);
-    let mut works: Vec<(&Launch, Work)> = Vec::new();
+    // What this thread waits for at one place may need what streams of another are given.
+    let mut closing = Vec::with_capacity(begun.len());
     for Begun { place, launches, pending } in begun {
         match close(place, pending) {
-            Ok(closed) => {
-                for (launch, work) in launches.into_iter().zip(closed) {
-                    match work {
-                        Ok(work) if work.had_ended() => {}
-                        Ok(work) => works.push((launch, work)),
-                        Err(error) => failed.note(error),
-                    }
-                }
-            }
+            Ok(closed) => closing.push((launches, closed)),
             Err(error) => failed.note(error),
+        }
+    }
+    let unordered = beside.join();
+    let mut works: Vec<(&Launch, Work)> = Vec::new();
+    for (same, closed) in closing {
+        for (launch, work) in same.into_iter().zip(closed.wait()) {
+            let is_it = |(at, _): &&(usize, Error)| std::ptr::eq(&launches[*at], launch);
+            let work = match unordered.iter().find(is_it) {
+                Some((_, error)) => given_up(work, error),
+                None => work,
+            };
+            match work {
+                Ok(work) if work.had_ended() => {}
+                Ok(work) => works.push((launch, work)),
+                Err(error) => failed.note(error),
+            }
         }
     }
     leave(works, |error| failed.note(error));
@@ -301,7 +322,7 @@ struct Begun<'a> {
 }
 
 /// Begins calls. Those of one place are closed with it current, all that are together at once.
-fn begin_by_place<'a>(launches: &'a [Launch], failed: &mut Failed) -> Vec<Begun<'a>> {
+fn begin_by_place<'a>(launches: &'a [Launch], beside: &Beside, failed: &mut Failed) -> Vec<Begun<'a>> {
     let mut begun: Vec<Begun<'_>> = Vec::new();
     let contexts: Vec<Option<&Context>> =
         launches.iter().map(|launch| launch.communicator.group().ok()).collect();
@@ -310,7 +331,9 @@ fn begin_by_place<'a>(launches: &'a [Launch], failed: &mut Failed) -> Vec<Begun<
         Place::Host(_) => None,
     };
     let check = |place: usize| launches[place].check_memory();
-    let all = begin_in_turns(&contexts, &device_of, false, &check, &mut |place| launches[place].begin());
+    let all = begin_in_turns(&contexts, &device_of, false, &check, &mut |place| {
+        launches[place].begin(beside, place)
+    });
     for (launch, one) in launches.iter().zip(all) {
         match one {
             Ok(None) => {}
@@ -351,10 +374,10 @@ fn leave(mut works: Vec<(&Launch, Work)>, mut note: impl FnMut(Error)) {
     }
 }
 
-/// Closes calls of one place together: a work for each.
-fn close(place: Place, pending: Vec<Pending>) -> Result<Vec<Result<Work>>> {
+/// Closes calls of one place together, but waits for none.
+fn close(place: Place, pending: Vec<Pending>) -> Result<Closing> {
     match place {
-        Place::Host(_) => Ok(Pending::close_all(pending)),
+        Place::Host(_) => Ok(Pending::closing_all(pending)),
         Place::Device(device) => {
             let devices = devices()?;
             let _entered = devices.enter(device)?;
@@ -377,8 +400,8 @@ fn end(begun: Pending) -> Result<Work> {
 }
 
 /// As [`end`], of calls that are closed together.
-fn end_all(begun: Vec<Pending>) -> Vec<Result<Work>> {
-    if *STREAMS_WAIT { Pending::close_all(begun) } else { Pending::complete_all(begun) }
+fn end_all(begun: Vec<Pending>) -> Closing {
+    if *STREAMS_WAIT { Pending::closing_all(begun) } else { Pending::completing_all(begun) }
 }
 
 /// A default stream is that of the current device: the communicator's, here, whatever the client's is.

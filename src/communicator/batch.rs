@@ -2,15 +2,17 @@
 
 use super::Call;
 use super::Completion;
+use super::beside::{self, Beside};
 use super::context::Context;
 use super::device::{self, PointCall, Together};
 use super::hosts::Composed;
-use super::staged::{Begun, Copies};
-use super::turns::begin_in_turns;
+use super::staged::{Begun, Copies, End};
+use super::turns::{begin_in_turns, refused};
 use super::work::Work;
 use crate::collective::request::Request;
+use crate::cuda::driver::StreamHandle;
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// An operation that has begun, for which its stream does not wait yet.
 #[must_use = "the stream waits for the operation once this is closed"]
@@ -32,8 +34,18 @@ enum State {
     },
 }
 
-/// How one that has begun is closed.
-type End = fn(Begun, &mut Copies) -> Result<Work>;
+/// Operations that are closed together: their streams have all that they are given. A work for each once the
+/// thread has waited for the rest.
+#[must_use = "what no stream may wait for is waited for"]
+pub struct Closing {
+    works: Vec<Option<Result<Work>>>,
+    /// What the thread waits for, and its place.
+    waits: Vec<(usize, Begun)>,
+    /// As [`Begun::is_crowded`].
+    crowded: Vec<usize>,
+    end: End,
+    copies: Copies,
+}
 
 impl From<Work> for Pending {
     fn from(work: Work) -> Pending {
@@ -91,12 +103,12 @@ impl Pending {
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams
     /// may not wait for the host, when the operation is complete.
     pub fn close(self) -> Result<Work> {
-        self.end(Begun::close)
+        self.end(End::Close)
     }
 
     /// As [`Pending::close`], in the way of [`Pending::complete_all`].
     pub fn complete(self) -> Result<Work> {
-        self.end(Begun::complete)
+        self.end(End::Complete)
     }
 
     fn end(self, end: End) -> Result<Work> {
@@ -104,12 +116,12 @@ impl Pending {
             State::Begun(begun) => begun,
             state => {
                 // One gives one.
-                let ended = Pending::end_all(vec![Pending(state)], end).pop();
+                let ended = Pending::end_all(vec![Pending(state)], end).wait().pop();
                 return ended.unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))));
             }
         };
         let (is_crowded, mut copies) = (begun.is_crowded(), Copies::default());
-        let work = end(begun, &mut copies);
+        let work = begun.end(end, &mut copies);
         if let (true, Ok(work)) = (is_crowded, &work) {
             // Its failure is the work's to tell.
             let _ = work.wait(Deadline::NEVER);
@@ -128,7 +140,13 @@ impl Pending {
 
     /// Closes all of them, as [`start_together`] does: a work for each, in the order of the list.
     pub fn close_all(all: Vec<Pending>) -> Vec<Result<Work>> {
-        Pending::end_all(all, Begun::close)
+        Pending::closing_all(all).wait()
+    }
+
+    /// As [`Pending::close_all`], but nothing is waited for yet: of who closes several lists, which may need
+    /// each other.
+    pub fn closing_all(all: Vec<Pending>) -> Closing {
+        Pending::end_all(all, End::Close)
     }
 
     /// As [`Pending::close_all`], but what side streams do is complete when this returns, and streams are not
@@ -136,10 +154,15 @@ impl Pending {
     /// programs that may have the driver wait for the device meanwhile, from any thread: see
     /// [`Call::stream`].
     pub fn complete_all(all: Vec<Pending>) -> Vec<Result<Work>> {
-        Pending::end_all(all, Begun::complete)
+        Pending::completing_all(all).wait()
     }
 
-    fn end_all(all: Vec<Pending>, end: End) -> Vec<Result<Work>> {
+    /// As [`Pending::closing_all`], in the way of [`Pending::complete_all`].
+    pub fn completing_all(all: Vec<Pending>) -> Closing {
+        Pending::end_all(all, End::Complete)
+    }
+
+    fn end_all(all: Vec<Pending>, end: End) -> Closing {
         let (count, mut copies) = (all.len(), Copies::default());
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
         works.resize_with(count, || None);
@@ -165,16 +188,31 @@ impl Pending {
             let work = unsafe { together.give() };
             together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
         }
-        let mut crowded = Vec::new();
+        let (mut waits, mut crowded) = (Vec::new(), Vec::new());
         // These come first on their streams: on every rank, whatever the order of its list.
         let (apart, others): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, one)| one.is_apart());
         for (place, one) in apart.into_iter().chain(others) {
             if one.is_crowded() {
                 crowded.push(place);
             }
-            works[place] = Some(end(one, &mut copies));
+            if one.keeps_waiting(end) {
+                waits.push((place, one));
+            } else {
+                works[place] = Some(one.end(end, &mut copies));
+            }
         }
-        // Not before all are given: they may be ranks of one thread.
+        Closing { works, waits, crowded, end, copies }
+    }
+}
+
+impl Closing {
+    /// Waits for what no stream may wait for. Not before all are given that this may need: they may be ranks
+    /// of one thread. The works are in the order of the list.
+    pub fn wait(self) -> Vec<Result<Work>> {
+        let Closing { mut works, waits, crowded, end, mut copies } = self;
+        for (place, one) in waits {
+            works[place] = Some(one.end(end, &mut copies));
+        }
         for place in crowded {
             if let Some(Ok(work)) = &works[place] {
                 // Its failure is the work's to tell.
@@ -189,9 +227,9 @@ impl Pending {
 /// Starts operations that may run beside each other, also on one stream: all are begun before the stream
 /// waits for any. So a send and the receive that answers it, or both halves of an exchange, can be given to
 /// one stream. Collectives of one context still run in the order of the list, and those on one stream find
-/// what those before them have stored; where its ranks are on several hosts, several on each, they come
-/// before the sends and receives of the list. Sends and receives between GPUs are one launch for each
-/// context, on the first of their streams, for which the others wait. Ranks of one group may be in one list:
+/// what those before them have stored. Sends and receives are beside them, but those between GPUs are one
+/// launch for each context, behind the collectives that these GPUs exchange, on the first of their streams,
+/// for which the others wait. Ranks of one group may be in one list:
 /// their GPUs agree side by side, and their calls begin in turns ([`begin_in_turns`]).
 ///
 /// The works are in the order of the list. When one cannot be begun, those that have begun run on, those
@@ -227,40 +265,109 @@ pub struct Part<'a> {
 /// # Safety
 /// As there.
 pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
-    device::connect_for(parts);
+    let open = device::to_agree(parts);
+    // SAFETY: the caller's promise.
+    let early = if open.is_empty() { Vec::new() } else { unsafe { ahead_of_agreement(parts) } };
+    let listed = |place: usize| {
+        let Part { context, request, call, .. } = parts[place];
+        Some((context, request, call.clone()))
+    };
+    let device_of = |place: usize| {
+        let Part { context, call, .. } = parts[place];
+        context.cuda().devices()?.device_of_stream(call.stream.unwrap_or(StreamHandle::NULL))
+    };
+    // SAFETY: the caller's promise.
+    let beside = unsafe { Beside::of(parts.len(), &listed, !early.is_empty(), &device_of) };
+    let mut works: Vec<Option<Result<Work>>> = Vec::new();
+    works.resize_with(parts.len(), || None);
+    let (mut stopped, mut closing) = (None, Vec::new());
+    let others: Vec<usize> = (0..parts.len()).filter(|place| !early.contains(place)).collect();
+    if !early.is_empty() {
+        // SAFETY: the caller's promise.
+        closing.push(unsafe { begin_some(parts, &beside, &early, &mut stopped, &mut works) });
+    }
+    device::connect_for(&open);
+    // SAFETY: the caller's promise.
+    closing.push(unsafe { begin_some(parts, &beside, &others, &mut stopped, &mut works) });
+    let unordered = beside.join();
+    for (places, closing) in closing {
+        for (place, work) in places.into_iter().zip(closing.wait()) {
+            if let (false, Ok(work)) = (parts[place].awaited, &work) {
+                parts[place].context.keep_failure(parts[place].request, work);
+            }
+            works[place] = Some(work);
+        }
+    }
+    for (place, error) in unordered {
+        works[place] = works[place].take().map(|work| beside::given_up(work, &error));
+    }
+    works.into_iter().flatten().collect()
+}
+
+/// The messages of a list in which devices are to agree that need not know on what: other ranks may come to
+/// the agreement behind these.
+///
+/// # Safety
+/// As [`start_parts`].
+unsafe fn ahead_of_agreement(parts: &[Part<'_>]) -> Vec<usize> {
     let contexts: Vec<Option<&Context>> = parts.iter().map(|part| Some(part.context)).collect();
-    let device_of = |place: usize| parts[place].context.device_of(parts[place].request, parts[place].call);
     // SAFETY: the caller's promise.
-    let check =
-        |place: usize| unsafe { parts[place].context.check_memory(parts[place].request, parts[place].call) };
+    let refused = refused(&contexts, &|place| unsafe { parts[place].check_memory() });
+    let is_early = |&place: &usize| {
+        let Part { context, request, call, .. } = parts[place];
+        request.kind.point_to_point()
+            && !context.is_point(request, call, true)
+            && !refused.iter().any(|(group, _)| *group == context.id())
+    };
+    (0..parts.len()).filter(is_early).collect()
+}
+
+/// Begins some of the operations of a list, and closes them but for what the thread waits for: these, and
+/// where they are. Of the others it notes the works. `stopped`: the first that could not be begun, and why.
+///
+/// # Safety
+/// As [`start_parts`].
+unsafe fn begin_some(
+    parts: &[Part<'_>],
+    beside: &Beside,
+    some: &[usize],
+    stopped: &mut Option<(usize, Error)>,
+    works: &mut [Option<Result<Work>>],
+) -> (Vec<usize>, Closing) {
+    let contexts: Vec<Option<&Context>> = some.iter().map(|&place| Some(parts[place].context)).collect();
+    let device_of =
+        |at: usize| parts[some[at]].context.device_of(parts[some[at]].request, parts[some[at]].call);
     // SAFETY: the caller's promise.
-    let mut begin = |place: usize| unsafe { parts[place].begin() };
-    let mut works: Vec<Result<Work>> = Vec::with_capacity(parts.len());
+    let check = |at: usize| unsafe { parts[some[at]].check_memory() };
+    let mut begin = |at: usize| match stopped {
+        Some((before, error)) if *before < some[at] => Err(error.clone()),
+        // SAFETY: the caller's promise.
+        _ => unsafe { parts[some[at]].begin(beside, some[at]) },
+    };
+    let begun = begin_in_turns(&contexts, &device_of, true, &check, &mut begin);
     let (mut places, mut pending) = (Vec::new(), Vec::new());
-    for (place, begun) in
-        begin_in_turns(&contexts, &device_of, true, &check, &mut begin).into_iter().enumerate()
-    {
-        works.push(begun.map(|begun| {
+    for (&place, begun) in some.iter().zip(begun) {
+        if let (None, Err(error)) = (&stopped, &begun) {
+            *stopped = Some((place, error.clone()));
+        }
+        works[place] = Some(begun.map(|begun| {
             places.extend(begun.is_some().then_some(place));
             pending.extend(begun);
             // Of what has been given to its stream.
             Work::ended(Ok(Completion::default()))
         }));
     }
-    for (place, work) in places.into_iter().zip(Pending::close_all(pending)) {
-        if let (false, Ok(work)) = (parts[place].awaited, &work) {
-            parts[place].context.keep_failure(parts[place].request, work);
-        }
-        works[place] = work;
-    }
-    works
+    (places, Pending::closing_all(pending))
 }
 
 impl Part<'_> {
+    /// As the one at this place of its list, on the stream that it has there.
+    ///
     /// # Safety
     /// As [`start_together`].
-    unsafe fn begin(&self) -> Result<Option<Pending>> {
+    unsafe fn begin(&self, beside: &Beside, place: usize) -> Result<Option<Pending>> {
         let Part { context, request, call, awaited } = *self;
+        let call = &beside.call(place, call);
         // SAFETY: the caller's promise.
         unsafe {
             match awaited {
@@ -268,5 +375,12 @@ impl Part<'_> {
                 false => context.begin_launch_together(request, call),
             }
         }
+    }
+
+    /// # Safety
+    /// As [`Context::check_memory`].
+    unsafe fn check_memory(&self) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.context.check_memory(self.request, self.call) }
     }
 }

@@ -197,6 +197,20 @@ impl Context {
         Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))
     }
 
+    /// Whether GPUs exchange a send or a receive, if it is on device memory; where its memory is, is only
+    /// asked for `exactly`.
+    pub(super) fn is_point(&self, request: &Request, call: &Call, exactly: bool) -> bool {
+        let Membership::Group(group) = self.membership() else { return false };
+        let takes = |way: &Way| match way {
+            Way::Hosts(hosts) => hosts.layout().is_here(request.root),
+            _ => true,
+        };
+        fits(request, call)
+            && self.cuda().exchanges()
+            && group.devices().is_some_and(|way| way.serves_points() && takes(way))
+            && !(exactly && matches!(self.on_devices(request, call, &[]), Ok(None)))
+    }
+
     /// Whether the GPUs have not agreed, and are to before such a call, if it is on device memory.
     pub(super) fn is_to_agree(&self, request: &Request, call: &Call) -> bool {
         matches!(self.membership(), Membership::Group(group) if group.devices().is_none())
@@ -307,9 +321,8 @@ struct OnMemory {
     name: &'static str,
 }
 
-/// Has the devices agree for those operations that need it, side by side. What keeps one from that keeps it
-/// from beginning, too, and is told then: those before it are begun.
-pub(super) fn connect_for(operations: &[Part<'_>]) {
+/// Those operations before which devices have to agree.
+pub(super) fn to_agree<'a>(operations: &[Part<'a>]) -> Vec<Candidate<'a>> {
     let mut open: Vec<Candidate<'_>> = Vec::new();
     for &Part { context, request, call, .. } in operations {
         let Membership::Group(group) = context.membership() else { continue };
@@ -326,9 +339,15 @@ pub(super) fn connect_for(operations: &[Part<'_>]) {
             Err(_) => break,
         }
     }
+    open
+}
+
+/// Has the devices agree for these, side by side. What keeps one from that keeps it from beginning, too, and
+/// is told then: those before it are begun.
+pub(super) fn connect_for(open: &[Candidate<'_>]) {
     let Some(Candidate { context, .. }) = open.first() else { return };
     let cuda = context.cuda();
-    if let Err(error) = connect(&open, || cuda.devices().cloned(), choose, cuda.loads()) {
+    if let Err(error) = connect(open, || cuda.devices().cloned(), choose, cuda.loads()) {
         log::debug!("not all devices have agreed: {error}");
     }
 }

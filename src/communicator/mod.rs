@@ -5,6 +5,7 @@ mod alone;
 #[cfg(test)]
 mod away;
 pub mod batch;
+pub mod beside;
 pub mod buffer;
 mod calls;
 pub mod context;
@@ -32,7 +33,8 @@ pub mod wide;
 pub mod window;
 pub mod work;
 
-pub use batch::{Part, Pending, start_parts, start_together};
+pub use batch::{Closing, Part, Pending, start_parts, start_together};
+pub use beside::Beside;
 pub use context::{Child, Context};
 pub use device::{Added, Launches, Ready, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared, ignores};

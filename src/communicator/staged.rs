@@ -9,7 +9,7 @@ mod ways;
 
 use std::sync::Arc;
 
-pub(super) use self::begun::{Begun, Copies, Launch, close_ahead};
+pub(super) use self::begun::{Begun, Copies, End, Launch, close_ahead};
 use self::begun::{Close, Exit};
 use self::combined::Combining;
 use self::ways::Way;

@@ -119,7 +119,10 @@ pub fn begin_in_turns(
 }
 
 /// The groups of several ranks in the list of which `check` refuses a call, and why.
-fn refused(contexts: &[Option<&Context>], check: &dyn Fn(usize) -> Result<()>) -> Vec<(u64, Error)> {
+pub(super) fn refused(
+    contexts: &[Option<&Context>],
+    check: &dyn Fn(usize) -> Result<()>,
+) -> Vec<(u64, Error)> {
     let mut ranks: Vec<(u64, u32)> = Vec::new();
     for rank in contexts.iter().flatten().map(|context| (context.id(), context.rank())) {
         if !ranks.contains(&rank) {

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::abi::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t};
+use crate::abi::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t, ncclUniqueId};
 use crate::collective::{ncclAllReduce, ncclBroadcast};
-use crate::create::ncclCommInitAll;
+use crate::create::{ncclCommInitAll, ncclCommInitRank};
 use crate::end::{ncclCommAbort, ncclCommDestroy, ncclCommFinalize};
 use crate::error::{SUCCESS, Status, ncclGetLastError, result};
 use crate::group::{ncclGroupEnd, ncclGroupStart};
@@ -19,6 +19,7 @@ use crate::memory::{NCCL_WIN_COLL_SYMMETRIC, ncclCommWindowRegister};
 use crate::one_sided::{ncclPutSignal, ncclSignal};
 use crate::point_to_point::{ncclRecv, ncclSend};
 use crate::query::ncclCommGetAsyncError;
+use crate::unique_id::ncclGetUniqueId;
 
 const SOON: Duration = Duration::from_secs(30);
 const INT: ncclDataType_t = 2;
@@ -93,31 +94,38 @@ impl Driver {
         unsafe { self.symbol(c"given").cast::<[c_int; 2]>().read() }
     }
 
-    /// A stream of a GPU, and memory there.
-    fn stream(&self, gpu: c_int, bytes: usize) -> (cudaStream_t, *mut c_void) {
+    /// Does something with a GPU current.
+    fn on<T>(&self, gpu: c_int, body: impl FnOnce() -> T) -> T {
         type Retain = unsafe extern "C" fn(*mut isize, c_int) -> c_int;
         type Push = unsafe extern "C" fn(isize) -> c_int;
         type Pop = unsafe extern "C" fn(*mut isize) -> c_int;
-        type Create = unsafe extern "C" fn(*mut cudaStream_t, c_uint, c_int) -> c_int;
-        type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
-        let (mut context, mut stream, mut memory) = (0, null_mut(), null_mut());
+        let mut context = 0;
         // SAFETY: the signatures are those of cuda.h.
-        let answers = unsafe {
+        let (answers, pop) = unsafe {
             let retain: Retain = std::mem::transmute(self.symbol(c"cuDevicePrimaryCtxRetain"));
             let push: Push = std::mem::transmute(self.symbol(c"cuCtxPushCurrent_v2"));
             let pop: Pop = std::mem::transmute(self.symbol(c"cuCtxPopCurrent_v2"));
+            ([retain(&mut context, gpu), push(context)], pop)
+        };
+        assert_eq!(answers, [0; 2]);
+        let done = body();
+        // SAFETY: live memory.
+        assert_eq!(unsafe { pop(&mut context) }, 0);
+        done
+    }
+
+    /// A stream of a GPU, and memory there.
+    fn stream(&self, gpu: c_int, bytes: usize) -> (cudaStream_t, *mut c_void) {
+        type Create = unsafe extern "C" fn(*mut cudaStream_t, c_uint, c_int) -> c_int;
+        type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
+        let (mut stream, mut memory) = (null_mut(), null_mut());
+        // SAFETY: the signatures are those of cuda.h.
+        let answers = self.on(gpu, || unsafe {
             let create: Create = std::mem::transmute(self.symbol(c"cuStreamCreateWithPriority"));
             let allocate: Allocate = std::mem::transmute(self.symbol(c"cuMemAlloc_v2"));
-            let retained = retain(&mut context, gpu);
-            [
-                retained,
-                push(context),
-                create(&mut stream, 1, 0),
-                allocate(&mut memory, bytes),
-                pop(&mut context),
-            ]
-        };
-        assert_eq!(answers, [0; 5]);
+            [create(&mut stream, 1, 0), allocate(&mut memory, bytes)]
+        });
+        assert_eq!(answers, [0; 2]);
         (stream, memory)
     }
 }
@@ -384,6 +392,44 @@ fn calls_of_other_ranks_of_the_thread_do_not_wait_for_a_refused_one_by_way_of_th
             // SAFETY: live memory.
             assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
             assert_eq!(state, SUCCESS, "{}", last_error(communicator));
+        }
+    });
+}
+
+/// Where a GPU with few queues has several of them, the thread waits for their calls.
+#[test]
+fn what_a_thread_waits_for_on_one_gpu_finds_the_calls_of_others_given() {
+    let name = "what_a_thread_waits_for_on_one_gpu_finds_the_calls_of_others_given";
+    let settings =
+        [("UNISONO_P2P", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), ("UNISONO_NCCL_TIMEOUT", "30")];
+    over_driver(name, &settings, |driver| {
+        let gpus: [c_int; 4] = [0, 0, 1, 1];
+        let (mut id, mut communicators) = (ncclUniqueId { internal: [0; 128] }, [null_mut(); 4]);
+        // SAFETY: live memory.
+        assert_eq!(unsafe { ncclGetUniqueId(&mut id) }, SUCCESS, "{}", last_error(null_mut()));
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        for (rank, (gpu, place)) in gpus.into_iter().zip(&mut communicators).enumerate() {
+            // SAFETY: live memory.
+            let answer = driver.on(gpu, || unsafe { ncclCommInitRank(place, 4, id, rank as c_int) });
+            assert_eq!(answer, SUCCESS, "{}", last_error(null_mut()));
+        }
+        assert_eq!(ncclGroupEnd(), SUCCESS, "{}", last_error(null_mut()));
+        let places = gpus.map(|gpu| driver.stream(gpu, 256));
+        // Of the first each learns where the others are.
+        for round in 0..3 {
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            for (communicator, (stream, memory)) in communicators.into_iter().zip(places) {
+                // SAFETY: live memory.
+                let called = unsafe { ncclAllReduce(memory, memory, 64, FLOAT, 0, communicator, stream) };
+                assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
+            }
+            assert_eq!(ncclGroupEnd(), SUCCESS, "round {round}: {}", last_error(null_mut()));
+            for communicator in communicators {
+                let mut state = SUCCESS;
+                // SAFETY: live memory.
+                assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
+                assert_eq!(state, SUCCESS, "round {round}: {}", last_error(communicator));
+            }
         }
     });
 }

@@ -60,6 +60,16 @@ pub(super) struct Close {
     pub(super) exit: Exit,
 }
 
+/// How a call that has begun is closed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::communicator) enum End {
+    /// As [`Begun::close`] says.
+    Close,
+    /// As that, but whoever closes it waits itself for what side streams do, since it asks the driver for
+    /// more meanwhile.
+    Complete,
+}
+
 /// What a stream waits for until a call has ended.
 pub(super) enum Exit {
     /// A courier, once it is launched.
@@ -140,16 +150,25 @@ impl Begun {
         self.close.as_ref().and_then(|open| lock(open).0.take())
     }
 
-    /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
-    pub(in crate::communicator) fn complete(self, copies: &mut Copies) -> Result<Work> {
+    /// Closes it in this way.
+    pub(in crate::communicator) fn end(self, end: End, copies: &mut Copies) -> Result<Work> {
         match self.take_close() {
-            Some(Close { exit: Exit::Word(exit), .. }) => {
+            Some(Close { exit: Exit::Word(exit), .. }) if end == End::Complete => {
                 let ended = self.work.wait(Deadline::NEVER);
                 ended.inspect_err(|_| copies.add(exit)).map(|_| self.work)
             }
             Some(close) => close.close(copies).map(|()| self.work),
             None => Ok(self.work),
         }
+    }
+
+    /// Whether whoever closes it in this way waits for it meanwhile.
+    pub(in crate::communicator) fn keeps_waiting(&self, end: End) -> bool {
+        self.is_open_and(|close| match close.exit {
+            Exit::Thread => true,
+            Exit::Word(_) => end == End::Complete,
+            Exit::Courier(_) => false,
+        })
     }
 
     /// Whether it has a courier [apart](couriers::apart).

@@ -58,7 +58,7 @@ pub use lists::{Lists, Routes};
 #[cfg(test)]
 pub(crate) use resources::Hoard;
 use resources::PinnedLane;
-pub use resources::{Entry, front, prepare};
+pub use resources::{Entry, front, prepare, stream_beside};
 use room::Room;
 pub use transfer::{Load, store};
 

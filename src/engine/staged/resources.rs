@@ -6,8 +6,8 @@
 mod tests;
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::parting::{self, Tail};
@@ -21,7 +21,7 @@ use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
-use crate::engine::endpoint::Endpoint;
+use crate::engine::endpoint::{Endpoint, lock};
 use crate::error::{Result, fail};
 use crate::sys::process;
 
@@ -309,6 +309,40 @@ pub fn front(devices: &Arc<Devices>, device: u32) -> Result<Arc<Stream>> {
     })
 }
 
+/// Streams of a device for messages beside what their own stream does: so many of its streams may have such
+/// lists at a time.
+const BESIDE: usize = 4;
+
+/// Each with the number of the stream that it is, or was last, beside.
+type StreamsBeside = Arc<Mutex<Vec<(Option<u64>, Arc<Stream>)>>>;
+
+fn streams_beside(devices: &Arc<Devices>, device: u32) -> Result<StreamsBeside> {
+    static BESIDES: ByDevice<StreamsBeside> = ByDevice::new();
+    BESIDES.get_or_make(devices, device, || {
+        let stream = |_| Stream::new(devices, device, false).map(|stream| (None, Arc::new(stream)));
+        (0..BESIDE).map(stream).collect::<Result<_>>().map(|streams| Arc::new(Mutex::new(streams)))
+    })
+}
+
+/// A stream of ours to be beside the one of this number: the same as before, if that has one, or else one that
+/// has nothing to do. `None`: there is none.
+pub fn stream_beside(devices: &Arc<Devices>, device: u32, number: u64) -> Result<Option<Arc<Stream>>> {
+    prepare(devices, device)?;
+    let streams = streams_beside(devices, device)?;
+    let mut streams = lock(&streams);
+    if let Some((_, stream)) = streams.iter().find(|(beside, _)| *beside == Some(number)) {
+        return Ok(Some(stream.clone()));
+    }
+    for (beside, stream) in &mut *streams {
+        // What it was given is all there when nobody has it.
+        if Arc::strong_count(stream) == 1 && stream.query()? {
+            *beside = Some(number);
+            return Ok(Some(stream.clone()));
+        }
+    }
+    Ok(None)
+}
+
 /// Bays of a device, taken in turn.
 const BAYS: usize = 4;
 
@@ -335,6 +369,7 @@ fn make(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let spare = PinnedLane { spare: true, ..PinnedLane::new(devices, device, SPARE_BYTES)? };
     relay::prepare(devices, device)?;
     front(devices, device)?;
+    streams_beside(devices, device)?;
     drop(devices.word(device)?);
     devices.prepare_couriers(device)?;
     let stock = &mut POOL.lock().stock;

@@ -1,6 +1,8 @@
 //! Collectives that are one launch.
 
 use super::*;
+use crate::communicator::start_together;
+use crate::cuda::double::{Clock, DoubleKernels};
 
 /// A sum of so many words on a stream, in place.
 pub(super) fn request(count: u64, address: u64) -> Request {
@@ -247,4 +249,59 @@ fn calls_are_given_to_the_context_that_they_were_gathered_of() {
         let error = give_all(&other, launches).expect_err("another context");
         assert_eq!(error.status(), Status::Internal);
     });
+}
+
+/// Of two ranks the first has a message and a collective in a list, the other one after the other. GPUs
+/// exchange collectives; messages, as of `call`, go by way of the host.
+fn list_and_one_by_one(parent_sends: bool, has_agreed: bool) {
+    let found = ranks(&processes(2), words, |parent, seat| {
+        let (double, devices, device) = seat;
+        let context = &parent.duplicate().expect("a child");
+        context.cuda().pretend(devices, 256);
+        context.cuda().pretend_loads(only(words));
+        context.cuda().pretend_kernels(Arc::new(DoubleKernels(double.clone())));
+        let _clock = Clock::start_slow(double);
+        let memory = [(); 2].map(|()| double.memory(*device, 8));
+        let timeout = Some(Duration::from_secs(20));
+        let call = Call { stream: Some(double.stream(*device)), timeout, ..Call::default() };
+        let sum = request(1, memory[1]);
+        if has_agreed {
+            // SAFETY: the double trusts no addresses.
+            unsafe { context.start(&sum, &call) }.expect("it starts").wait(Deadline::NEVER).expect("a sum");
+        }
+        let kind = if context.rank() == 0 { Kind::Send } else { Kind::Receive };
+        let mut bytes = [0u8; 8];
+        let on_host = Call { timeout, ..Call::default() };
+        let (messenger, message, message_call) = match parent_sends {
+            true => {
+                (parent, message(context, kind, 8, bytes.as_mut_ptr().expose_provenance() as u64), &on_host)
+            }
+            false => (context, message(context, kind, 8, memory[0]), &call),
+        };
+        // SAFETY: the double trusts no addresses; those of the host are there until all has ended.
+        let works = unsafe {
+            if context.rank() == 0 {
+                start_together(&[(messenger, &message, message_call), (context, &sum, &call)])
+            } else {
+                messenger.start(&message, message_call).and_then(|received| {
+                    received.wait(Deadline::NEVER)?;
+                    Ok(vec![context.start(&sum, &call)?])
+                })
+            }
+        };
+        works.and_then(|works| works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop)))
+    });
+    assert_eq!(found, [Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_message_by_way_of_the_host_is_beside_a_collective_of_its_list_that_gpus_exchange() {
+    list_and_one_by_one(false, true);
+}
+
+#[test]
+fn a_message_is_beside_the_agreement_of_the_devices_for_a_collective_of_its_list() {
+    for parent_sends in [false, true] {
+        list_and_one_by_one(parent_sends, false);
+    }
 }

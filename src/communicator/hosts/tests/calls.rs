@@ -433,3 +433,56 @@ fn what_is_launched_and_not_followed_is_settled_with_the_context_or_fails_it() {
         assert!(error.text().contains("allreduce"), "{error}");
     });
 }
+
+/// What comes of calls of four ranks on two hosts. Rank 0 has its own in a list, the others make theirs one by
+/// one.
+fn lists_and_one_by_one(calls: &(dyn Fn(&Rank, u64) -> Vec<Request> + Sync)) {
+    let answers = ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
+        let call = Call { timeout: Some(Duration::from_secs(20)), ..rank.call() };
+        let calls = calls(rank, rank.double.memory(rank.device, 600));
+        // SAFETY: the double trusts no address.
+        let works = unsafe {
+            if rank.context.rank() == 0 {
+                let list: Vec<_> = calls.iter().map(|one| (&rank.context, one, &call)).collect();
+                start_together(&list)
+            } else {
+                calls.iter().map(|one| rank.context.start(one, &call)).collect()
+            }
+        };
+        works.and_then(|works| works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop)))
+    });
+    assert_eq!(answers.0, [const { Ok(()) }; 4]);
+}
+
+fn message_of(kind: Kind, peer: u32, address: u64) -> Request {
+    let what = What { kind, count: 300, dtype: DataType::U8, operator: Operator::Sum, root: peer };
+    match kind {
+        Kind::Send => what.request(pointer(address).cast_const(), std::ptr::null_mut()),
+        _ => what.request(std::ptr::null(), pointer(address)),
+    }
+}
+
+/// Rank 0 receives from its host and sends to the other one, or the other way around.
+#[test]
+fn messages_of_a_list_are_beside_each_other_whichever_way_they_go() {
+    for (up, down) in [(1, 3), (3, 1)] {
+        lists_and_one_by_one(&|rank, memory| {
+            let me = rank.context.rank();
+            let (next, last) = ((me + up) % 4, (me + down) % 4);
+            let receive = message_of(Kind::Receive, last, memory + 300);
+            vec![receive, message_of(Kind::Send, next, memory)]
+        });
+    }
+}
+
+#[test]
+fn a_message_between_hosts_is_beside_a_composed_call_of_its_list() {
+    lists_and_one_by_one(&|rank, memory| {
+        let (_, sum) = rank.sum(64);
+        match rank.context.rank() {
+            0 => vec![message_of(Kind::Send, 2, memory), sum],
+            2 => vec![message_of(Kind::Receive, 0, memory), sum],
+            _ => vec![sum],
+        }
+    });
+}

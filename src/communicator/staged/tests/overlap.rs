@@ -1,5 +1,7 @@
 //! What goes on beside a call that has not ended, and what waits for nobody.
 
+use std::sync::Mutex;
+
 use super::*;
 
 const COUNT: usize = 70;
@@ -289,4 +291,35 @@ fn a_relayed_call_meets_and_gives_while_the_stores_of_the_one_before_have_not_en
             gives_while_stores_wait(size, way, order);
         }
     }
+}
+
+/// One thread has both. One's device has no kernels and few queues, so that the thread waits for its call.
+#[test]
+fn what_a_thread_waits_for_finds_the_rest_of_its_list_given() {
+    let doubles = [(); 2].map(|()| Double::new(2, Order::RoundRobin));
+    doubles.iter().for_each(|double| double.share_queues(8, 8));
+    let (lent, done) = (Mutex::new(None), Barrier::new(2));
+    ranks_on(&doubles, "shm", |rank| {
+        let values = given(rank.rank, 0, COUNT);
+        let memory = rank.memory(&values);
+        rank.fill(memory, &values);
+        let sum = request(Kind::Allreduce, memory, memory, COUNT as u64, 0);
+        let call = Call { timeout: Some(PATIENCE), ..rank.call() };
+        let mut ended = Ok(());
+        if rank.rank == 1 {
+            rank.copy_by_kernels();
+            *lent.lock().unwrap() = Some((rank.context.clone(), sum, call));
+            done.wait();
+        } else {
+            done.wait();
+            let (context, their_sum, theirs) = lent.lock().unwrap().take().expect("it was lent");
+            // SAFETY: the double trusts no address.
+            let works =
+                unsafe { start_together(&[(&rank.context, &sum, &call), (&context, &their_sum, &theirs)]) };
+            ended = works
+                .and_then(|works| works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop)));
+        }
+        done.wait();
+        ended.expect("they end well");
+    });
 }
