@@ -229,8 +229,8 @@ impl Closing {
 /// one stream. Collectives of one context still run in the order of the list, and those on one stream find
 /// what those before them have stored. Sends and receives are beside them, but those between GPUs are one
 /// launch for each context, behind the collectives that these GPUs exchange, on the first of their streams,
-/// for which the others wait. Ranks of one group may be in one list:
-/// their GPUs agree side by side, and their calls begin in turns ([`begin_in_turns`]).
+/// for which the others wait. Ranks of one group may be in one list: their GPUs agree side by side, and their
+/// calls begin in turns ([`begin_in_turns`]).
 ///
 /// The works are in the order of the list. When one cannot be begun, those that have begun run on, those
 /// before it in the list among them, their streams wait for them, and the error is returned. If that is for

@@ -139,6 +139,18 @@ fn communicators<const N: usize>() -> [ncclComm_t; N] {
     made
 }
 
+/// What has become of it, as its polling tells.
+fn state_of(communicator: ncclComm_t) -> ncclResult_t {
+    let mut state = SUCCESS;
+    // SAFETY: live memory.
+    assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
+    state
+}
+
+fn is_well(communicator: ncclComm_t) {
+    assert_eq!(state_of(communicator), SUCCESS, "{}", last_error(communicator));
+}
+
 fn last_error(communicator: ncclComm_t) -> String {
     let text = ncclGetLastError(communicator);
     // SAFETY: a C string of this thread.
@@ -171,8 +183,7 @@ fn what_a_rank_sends_to_itself_has_the_time_of_an_operation() {
         let mut state = SUCCESS;
         while state == SUCCESS && start.elapsed() < SOON {
             std::thread::sleep(Duration::from_millis(10));
-            // SAFETY: live memory.
-            assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
+            state = state_of(communicator);
         }
         let text = last_error(communicator);
         assert_eq!(state, result(Status::Timeout), "{text}");
@@ -287,12 +298,7 @@ fn nothing_of_a_communicator_is_started_of_which_a_group_has_a_call_refused() {
             assert_eq!(call(Some((rank, COLLECTIVES + 1))), [3; 2], "rank {rank}");
         }
         assert_eq!(call(None), [COLLECTIVES as c_int + 4; 2]);
-        for communicator in one.into_iter().chain(other) {
-            let mut state = SUCCESS;
-            // SAFETY: live memory.
-            assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
-            assert_eq!(state, SUCCESS, "{}", last_error(communicator));
-        }
+        one.into_iter().chain(other).for_each(is_well);
     });
 }
 
@@ -387,12 +393,7 @@ fn calls_of_other_ranks_of_the_thread_do_not_wait_for_a_refused_one_by_way_of_th
                 assert_eq!(driver.given(), before, "nothing is begun");
             }
         }
-        for communicator in communicators {
-            let mut state = SUCCESS;
-            // SAFETY: live memory.
-            assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
-            assert_eq!(state, SUCCESS, "{}", last_error(communicator));
-        }
+        communicators.into_iter().for_each(is_well);
     });
 }
 
@@ -424,12 +425,7 @@ fn what_a_thread_waits_for_on_one_gpu_finds_the_calls_of_others_given() {
                 assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
             }
             assert_eq!(ncclGroupEnd(), SUCCESS, "round {round}: {}", last_error(null_mut()));
-            for communicator in communicators {
-                let mut state = SUCCESS;
-                // SAFETY: live memory.
-                assert_eq!(unsafe { ncclCommGetAsyncError(communicator, &mut state) }, SUCCESS);
-                assert_eq!(state, SUCCESS, "round {round}: {}", last_error(communicator));
-            }
+            communicators.into_iter().for_each(is_well);
         }
     });
 }
