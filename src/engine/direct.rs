@@ -18,7 +18,6 @@
 //! Posts and slots exist twice, for odd and even calls. A rank may enter call `e` when all others have
 //! entered `e − 1`, hence have ended `e − 2` and read what it had posted there.
 
-mod allowance;
 mod board;
 mod copies;
 mod run;

@@ -1,15 +1,16 @@
 //! Runs a schedule over messages, as data flow: what can run, runs.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
+use super::allowance::Allowance;
 use super::endpoint::Endpoint;
 use super::group::{Group, Turn};
 use super::joint::{Shared, Team, copy};
 use super::lane::{Destination, Source, Ticket};
-use super::messages::Messages;
 use super::operation::{Completion, Operation};
 use super::wire::Key;
 use crate::error::{Error, Result, Status, fail};
@@ -244,6 +245,8 @@ impl Drop for Workspace {
 pub struct Progress {
     waits: Vec<u32>,
     ready: Vec<u32>,
+    /// Steps that are to be done on this rank, whose turn it is.
+    local: VecDeque<u32>,
     finished: Vec<u32>,
     operands: Vec<Operand>,
 }
@@ -264,6 +267,8 @@ pub struct Run {
     key: Key,
     signature: Signature,
     left: usize,
+    /// Bytes of what the first local step writes that it has written.
+    done: usize,
     started: bool,
 }
 
@@ -283,6 +288,7 @@ impl Run {
         progress.waits.extend(plan.schedule.steps.iter().map(|step| step.waits_for));
         progress.ready.clear();
         progress.ready.extend(&plan.initial);
+        progress.local.clear();
         progress.finished.clear();
         progress.operands.clear();
         progress.operands.reserve(plan.widest);
@@ -297,6 +303,7 @@ impl Run {
             key: turn.key(group),
             signature: turn.signature,
             left,
+            done: 0,
             started: false,
         }
     }
@@ -347,105 +354,138 @@ impl Run {
         workspace.wrapping_add(self.plan.staging[step as usize])
     }
 
-    /// Runs what is ready. Transfers are posted together under one lock; local work runs without it.
-    fn run_ready(&mut self, group: &Group, mailbox: u32) {
+    /// Runs what is ready: transfers, and local work as far as `allowance` goes. Whether all of that is done.
+    fn run_ready(&mut self, group: &Group, mailbox: u32, allowance: &mut Allowance) -> bool {
         let plan = self.plan.clone();
-        while !self.progress.ready.is_empty() {
-            let ready = std::mem::take(&mut self.progress.ready);
-            let mut messages = None;
-            for &index in &ready {
-                let ticket = Ticket { mailbox, step: index };
-                let peer = |rank: u32| group.members()[rank as usize];
-                let signature = plan.signature(self.signature, index);
-                match plan.schedule.steps[index as usize].action {
-                    Action::Send { to, from, slot } => {
-                        let source = Source { address: self.address(from), len: self.bytes(from) };
-                        let key = self.key(slot);
-                        let messages = messages.get_or_insert_with(|| group.endpoint().messages());
-                        messages.send(peer(to), key, signature, source, ticket);
-                    }
-                    Action::Receive { from, into, slot } => {
-                        let destination = Destination { address: self.address(into), len: self.bytes(into) };
-                        let key = self.key(slot);
-                        let messages = messages.get_or_insert_with(|| group.endpoint().messages());
-                        messages.receive(peer(from), key, signature, destination, ticket);
-                    }
-                    Action::ReceiveReduce { from, wire, local, slot, .. } => {
-                        let len = local.len as usize * plan.size(wire);
-                        let destination = Destination { address: self.staging(index), len };
-                        let key = self.key(slot);
-                        let messages = messages.get_or_insert_with(|| group.endpoint().messages());
-                        messages.receive(peer(from), key, signature, destination, ticket);
-                    }
-                    Action::Fold { first, count, into } => {
-                        write_out(&mut messages);
-                        let spans = &plan.schedule.operands[first as usize..(first + count) as usize];
-                        self.progress.operands.clear();
-                        for &span in spans {
-                            let address = self.address(span).cast_const();
-                            let representation = span.representation();
-                            self.progress.operands.push(Operand { address, representation, scale: 1.0 });
-                        }
-                        self.fold(group.endpoint(), into);
-                        self.complete(&plan, index);
-                    }
-                    Action::Copy { from, into } => {
-                        write_out(&mut messages);
-                        let (source, target) = (self.address(from).cast_const(), self.address(into));
-                        let len = self.bytes(from);
-                        if len > 0 && !std::ptr::eq(source, target) {
-                            // SAFETY: the checker proves that spans stay inside their buffers and that copies
-                            // do not overlap; the buffers are as long as the plan says (the caller's promise,
-                            // and `Plan::new` for the workspace).
-                            unsafe { copy(&**group.endpoint(), source, target, len, PART) };
-                        }
-                        self.complete(&plan, index);
-                    }
+        loop {
+            self.post_ready(group, &plan, mailbox);
+            if self.progress.local.is_empty() {
+                return true;
+            }
+            while let Some(&index) = self.progress.local.front() {
+                if !self.work(group.endpoint(), &plan, index, allowance) {
+                    self.post_ready(group, &plan, mailbox);
+                    return false;
                 }
-            }
-            write_out(&mut messages);
-            // The list that `complete` filled is the one to run next; the old one's memory is kept.
-            let mut spare = ready;
-            spare.clear();
-            if self.progress.ready.is_empty() {
-                self.progress.ready = spare;
+                self.progress.local.pop_front();
+                self.done = 0;
+                self.complete(&plan, index);
             }
         }
     }
 
-    fn fold(&mut self, endpoint: &Endpoint, into: Span) {
-        let out = self.address(into);
-        if let Some(reducer) = &self.plan.reducer {
-            let (operands, count) = (&self.progress.operands, into.len as usize);
-            let _away = reducer.calls_program().then(|| endpoint.go_away());
-            if count * self.plan.size(into.representation()) > PART {
-                // It may take long.
-                endpoint.leave_bell();
+    /// Posts the transfers that are ready, together under one lock; local steps come behind those that are
+    /// to be done already.
+    fn post_ready(&mut self, group: &Group, plan: &Plan, mailbox: u32) {
+        let mut ready = std::mem::take(&mut self.progress.ready);
+        let mut messages = None;
+        for &index in &ready {
+            let ticket = Ticket { mailbox, step: index };
+            let peer = |rank: u32| group.members()[rank as usize];
+            let signature = plan.signature(self.signature, index);
+            match plan.schedule.steps[index as usize].action {
+                Action::Send { to, from, slot } => {
+                    let source = Source { address: self.address(from), len: self.bytes(from) };
+                    let key = self.key(slot);
+                    let messages = messages.get_or_insert_with(|| group.endpoint().messages());
+                    messages.send(peer(to), key, signature, source, ticket);
+                }
+                Action::Receive { from, into, slot } => {
+                    let destination = Destination { address: self.address(into), len: self.bytes(into) };
+                    let key = self.key(slot);
+                    let messages = messages.get_or_insert_with(|| group.endpoint().messages());
+                    messages.receive(peer(from), key, signature, destination, ticket);
+                }
+                Action::ReceiveReduce { from, wire, local, slot, .. } => {
+                    let len = local.len as usize * plan.size(wire);
+                    let destination = Destination { address: self.staging(index), len };
+                    let key = self.key(slot);
+                    let messages = messages.get_or_insert_with(|| group.endpoint().messages());
+                    messages.receive(peer(from), key, signature, destination, ticket);
+                }
+                Action::Fold { .. } | Action::Copy { .. } => self.progress.local.push_back(index),
             }
-            // SAFETY: as for copies: spans are inside their buffers, and the steps that touch them are
-            // ordered.
-            unsafe { fold(endpoint, &self.plan, reducer, operands, (out, into.representation()), count) };
         }
+        if let Some(mut messages) = messages {
+            messages.write_out();
+        }
+        // Its memory is kept.
+        ready.clear();
+        self.progress.ready = ready;
+    }
+
+    /// Does a local step, or what is left of it, as far as `allowance` goes. Whether that was all.
+    fn work(&mut self, endpoint: &Endpoint, plan: &Plan, index: u32, allowance: &mut Allowance) -> bool {
         self.progress.operands.clear();
+        match plan.schedule.steps[index as usize].action {
+            Action::Copy { from, into } => {
+                let (source, target) = (self.address(from).cast_const(), self.address(into));
+                let left = self.bytes(from) - self.done;
+                if left == 0 || std::ptr::eq(source, target) {
+                    return true;
+                }
+                let count = allowance.grant(left, endpoint);
+                let (source, target) = (source.wrapping_add(self.done), target.wrapping_add(self.done));
+                // SAFETY: the checker proves that spans stay inside their buffers and that copies do not
+                // overlap; the buffers are as long as the plan says (the caller's promise, and `Plan::new`
+                // for the workspace). This is a part of them.
+                unsafe { copy(endpoint, source, target, count, PART) };
+                self.done += count;
+                count == left
+            }
+            Action::Fold { first, count, into } => {
+                for &span in &plan.schedule.operands[first as usize..(first + count) as usize] {
+                    let operand = self.operand(self.address(span), span.representation());
+                    self.progress.operands.push(operand);
+                }
+                self.fold(endpoint, into, allowance)
+            }
+            // It has come.
+            Action::ReceiveReduce { wire, local, received_left, into, .. } => {
+                let came = self.operand(self.staging(index), wire);
+                let here = self.operand(self.address(local), local.representation());
+                let operands = if received_left { [came, here] } else { [here, came] };
+                self.progress.operands.extend(operands);
+                self.fold(endpoint, into, allowance)
+            }
+            Action::Send { .. } | Action::Receive { .. } => true,
+        }
     }
 
-    /// What was received has come; combine it if the step says so.
-    fn received(&mut self, endpoint: &Endpoint, plan: &Plan, index: u32) {
-        if let Action::ReceiveReduce { wire, local, received_left, into, .. } =
-            plan.schedule.steps[index as usize].action
-        {
-            let came =
-                Operand { address: self.staging(index).cast_const(), representation: wire, scale: 1.0 };
-            let here = Operand {
-                address: self.address(local).cast_const(),
-                representation: local.representation(),
-                scale: 1.0,
-            };
-            self.progress.operands.clear();
-            self.progress.operands.extend(if received_left { [came, here] } else { [here, came] });
-            self.fold(endpoint, into);
+    fn operand(&self, address: *mut u8, representation: Representation) -> Operand {
+        Operand { address: address.cast_const(), representation, scale: 1.0 }
+    }
+
+    /// Combines the operands, or what is left of them, as far as `allowance` goes. Whether that was all.
+    fn fold(&mut self, endpoint: &Endpoint, into: Span, allowance: &mut Allowance) -> bool {
+        let Some(reducer) = &self.plan.reducer else { return true };
+        let width = self.plan.size(into.representation());
+        let (done, left) = (self.done / width, self.bytes(into) - self.done);
+        if left == 0 {
+            return true;
         }
-        self.complete(plan, index);
+        let others = self.progress.operands.len().saturating_sub(1).max(1);
+        let bytes = allowance.grant_each(left, others, endpoint);
+        if bytes == 0 {
+            return false;
+        }
+        for operand in &mut self.progress.operands {
+            let before = done * self.plan.size(operand.representation);
+            operand.address = operand.address.wrapping_add(before);
+        }
+        let (operands, out) = (&self.progress.operands, self.address(into).wrapping_add(self.done));
+        let _away = reducer.calls_program().then(|| endpoint.go_away());
+        if bytes > PART {
+            // It may take long.
+            endpoint.leave_bell();
+        }
+        // SAFETY: as for copies: spans are inside their buffers, and the steps that touch them are ordered.
+        unsafe {
+            let out = (out, into.representation());
+            fold(endpoint, &self.plan, reducer, operands, out, bytes / width);
+        }
+        self.done += bytes;
+        bytes == left
     }
 
     fn complete(&mut self, plan: &Plan, index: u32) {
@@ -526,27 +566,20 @@ unsafe fn fold(
     });
 }
 
-/// Has what was posted written, and lets go of the lock.
-fn write_out(messages: &mut Option<MutexGuard<'_, Messages>>) {
-    if let Some(mut messages) = messages.take() {
-        messages.write_out();
-    }
-}
-
 impl Operation for Run {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         let mailbox = match self.mailbox {
             Some(mailbox) => mailbox,
             None => *self.mailbox.insert(group.endpoint().messages().mailbox()),
         };
-        let plan = self.plan.clone();
+        let (plan, mut allowance) = (self.plan.clone(), Allowance::of_a_look());
         if !self.started {
             self.started = true;
             match group.workspace(plan.workspace) {
                 Ok(workspace) => self.workspace = Some(workspace),
                 Err(error) => return Poll::Ready(Err(error)),
             }
-            self.run_ready(group, mailbox);
+            self.run_ready(group, mailbox, &mut allowance);
             group.endpoint().settle();
         }
         loop {
@@ -555,7 +588,7 @@ impl Operation for Run {
             if let Some(failure) = mail.failed.take() {
                 return Poll::Ready(Err(group.tell(failure)));
             }
-            if mail.done.is_empty() {
+            if mail.done.is_empty() && self.progress.local.is_empty() {
                 if self.left > 0 {
                     return Poll::Pending;
                 }
@@ -570,11 +603,17 @@ impl Operation for Run {
             drop(messages);
             let finished = std::mem::take(&mut self.progress.finished);
             for &index in &finished {
-                self.received(group.endpoint(), &plan, index);
+                match plan.schedule.steps[index as usize].action {
+                    // What has come is to be combined.
+                    Action::ReceiveReduce { .. } => self.progress.local.push_back(index),
+                    _ => self.complete(&plan, index),
+                }
             }
             self.progress.finished = finished;
             self.progress.finished.clear();
-            self.run_ready(group, mailbox);
+            if !self.run_ready(group, mailbox, &mut allowance) {
+                return Poll::Pending;
+            }
         }
     }
 
@@ -591,7 +630,18 @@ impl Operation for Run {
         self.mailbox
     }
 
+    fn is_at_work(&self) -> bool {
+        !self.progress.local.is_empty()
+    }
+
+    fn standing(&self) -> Option<String> {
+        self.is_at_work().then(|| "its bytes are still being moved".into())
+    }
+
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        if self.is_at_work() {
+            return Vec::new();
+        }
         let under_way = |peer: fn(&Action) -> Option<u32>| {
             let steps = self.plan.schedule.steps.iter().zip(&self.progress.waits);
             let steps = steps.filter(|(_, waits)| **waits == 0);

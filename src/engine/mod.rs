@@ -4,9 +4,10 @@
 //! messages, `direct` exchanges through the segments of one host, `device` through the memory of its GPUs,
 //! `staged` brings device memory to the host's engine and back, `endpoint` owns all of it for one rank of one
 //! job and is where threads wait, `callbacks` calls what a program wants called at an operation's end,
-//! `hauling` has several threads move long messages, `joint` has them share local work. `bootstrap` makes an
-//! endpoint out of a store.
+//! `hauling` has several threads move long messages, `joint` has them share local work, `allowance` says how
+//! much of that is done in one look. `bootstrap` makes an endpoint out of a store.
 
+mod allowance;
 pub mod bootstrap;
 pub mod callbacks;
 pub mod control;

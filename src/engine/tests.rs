@@ -9,6 +9,7 @@ mod groups;
 mod hauling;
 mod leaving;
 mod long_calls;
+mod long_steps;
 mod losing;
 mod midway;
 mod numbers;

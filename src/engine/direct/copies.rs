@@ -7,9 +7,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::allowance::Allowance;
 use super::board::{PART, Part};
 use super::run::DirectRun;
+use crate::engine::allowance::Allowance;
 use crate::engine::executor::Workspace;
 use crate::engine::group::Group;
 use crate::engine::joint;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use super::allowance::Allowance;
 use super::board::{Direct, Part, Stop};
 use super::copies::Copies;
 use super::watch::Watch;
 use super::{Job, Path, shard};
+use crate::engine::allowance::Allowance;
 use crate::engine::endpoint::{Away, Through};
 use crate::engine::executor::Workspace;
 use crate::engine::group::{Group, Turn};

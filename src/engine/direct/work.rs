@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::allowance::Allowance;
 use super::board::{MAX_MEMBERS, PART, Part, Stop};
 use super::run::DirectRun;
+use crate::engine::allowance::Allowance;
 use crate::engine::joint::{self, Alone, Shared, Team, share};
 use crate::error::{Error, Result, Status};
 use crate::reduce::{Operand, Representation};

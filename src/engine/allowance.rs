@@ -1,7 +1,6 @@
 //! How much a long call moves in one look.
 
-use super::board::PART;
-use crate::engine::joint::{FEWEST_PARTS, Team};
+use super::joint::{FEWEST_PARTS, Team};
 
 /// Bytes that a thread moves in one look: a millisecond or two, which is what deadlines, aborts and the other
 /// calls of the thread wait at most. A look at everything else takes some microseconds.
@@ -11,7 +10,7 @@ const LOOK_BYTES: usize = if cfg!(test) { GRAIN } else { 8 * 1024 * 1024 };
 const GRAIN: usize = 64 * 1024;
 
 /// Less is moved by one thread.
-const SHARED_BYTES: usize = FEWEST_PARTS * PART;
+const SHARED_BYTES: usize = FEWEST_PARTS * 1024 * 1024;
 
 /// What a call may still move in this look.
 #[derive(Debug)]
@@ -34,15 +33,20 @@ impl Allowance {
     /// How many of `len` bytes are to be moved now, by `team` if they are many: all, or a multiple of
     /// [`GRAIN`].
     pub(super) fn grant(&mut self, len: usize, team: &dyn Team) -> usize {
+        self.grant_each(len, 1, team)
+    }
+
+    /// As [`Allowance::grant`], of what takes as long as moving it so many `times`.
+    pub(super) fn grant_each(&mut self, len: usize, times: usize, team: &dyn Team) -> usize {
         if self.is_over() {
             return 0;
         }
         let threads = if len < SHARED_BYTES { 1 } else { team.threads() };
-        let most = self.left * threads;
+        let most = (self.left * threads / times).next_multiple_of(GRAIN);
         // What is left for the next look is not so short that one thread would have to move it.
         let rest = if threads > 1 { SHARED_BYTES } else { 0 };
         let count = if len < most + rest { len } else { len.min(most) };
-        self.spend(count.div_ceil(threads));
+        self.spend((count * times).div_ceil(threads));
         count
     }
 
