@@ -491,10 +491,11 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
 /// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a
-/// second. If nothing of it is under way here, only what waits for this rank fails there; but all of it if a
-/// graph of any rank has calls of it, if the driver does not say within 50 ms that its GPU is done, or if it
-/// has had sends or receives on the host and a parent or child of it is left here. Children that are being
-/// made of it end here. From any thread, also while others wait in calls on it. Waits for no other rank. NULL is fine.
+/// second. If nothing of it is under way here, only what waits for this rank fails there; calls that a thread
+/// has in a group which it has not ended are not under way. But all of it fails if a graph of any rank has
+/// calls of it, or if the driver does not say within 50 ms that its GPU is done. Children that are being made
+/// of it end here. From any thread, also while others wait in calls on it. Waits for no other rank. NULL is
+/// fine.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 

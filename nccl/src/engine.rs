@@ -17,7 +17,7 @@ use unisono::collective::request::{Counts, Kind, Request};
 use unisono::communicator::beside::given_up;
 use unisono::communicator::{Beside, Call, Closing, Context, Pending, Work, begin_in_turns};
 use unisono::cuda::context::{Devices, Entered};
-use unisono::cuda::driver::StreamHandle;
+use unisono::cuda::driver::{Capture, StreamHandle};
 use unisono::cuda::event::Event;
 use unisono::cuda::queues;
 use unisono::cuda::stream::Stream;
@@ -246,7 +246,10 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     for OneSided { communicator, start } in one_sided {
         failed.or_start(&communicator, start);
     }
-    joined.iter().filter_map(|streams| streams.meet().err()).for_each(|error| failed.note(error));
+    // Calls that nothing orders are not to begin.
+    for streams in &joined {
+        failed.or_start(streams.communicator(), || streams.meet());
+    }
     // If the memory of one is refused, nothing else of its communicator is to have been started.
     for copy in &copies {
         failed.or_start(&copy.communicator, || copy.start());
@@ -484,24 +487,44 @@ impl Copy {
     fn start(&self) -> Result<()> {
         let communicator = &self.communicator;
         // The copy goes over another group.
-        check_working(communicator.called_group()?)?;
+        let context = communicator.called_group()?;
+        check_working(context)?;
         if self.request.counts == Counts::Uniform(0) || self.request.input == self.request.output.cast_const()
         {
             return Ok(());
         }
-        let context = communicator.alone()?;
+        let alone = communicator.alone()?;
         let Place::Device(device) = communicator.place else {
             // SAFETY: the client's promise: the buffers are valid until the call is complete.
-            return unsafe { context.run(&self.request, &Call::default()) }.map(drop);
+            return unsafe { alone.run(&self.request, &Call::default()) }.map(drop);
         };
         let devices = devices()?;
+        // Its own group has nobody who would hear of a failure.
+        context.or_fail_in_list(self.start_on(&devices, device, alone), || self.capture(&devices, device))
+    }
+
+    /// The streams, that of the send first.
+    fn streams(&self, devices: &Arc<Devices>, device: u32) -> Result<[Stream; 2]> {
+        // SAFETY: the client's streams live.
+        let borrow = |stream| unsafe { Stream::borrow(devices, device, StreamHandle(stream)) };
+        Ok([borrow(self.from)?, borrow(self.to)?])
+    }
+
+    /// What one of the streams is captured in, if one is.
+    fn capture(&self, devices: &Arc<Devices>, device: u32) -> Result<Capture> {
+        let [from, to] = self.streams(devices, device)?;
+        Ok(match from.capture()? {
+            Capture::None => to.capture()?,
+            captured => captured,
+        })
+    }
+
+    fn start_on(&self, devices: &Arc<Devices>, device: u32, alone: &Context) -> Result<()> {
         let (from, to) = (StreamHandle(self.from), StreamHandle(self.to));
         let _entered = devices.enter(device)?;
         if from != to {
-            // SAFETY: the client's streams live.
-            let (from, to) =
-                unsafe { (Stream::borrow(&devices, device, from)?, Stream::borrow(&devices, device, to)?) };
-            let event = Event::new(&devices, device)?;
+            let [from, to] = self.streams(devices, device)?;
+            let event = Event::new(devices, device)?;
             event.record(&from)?;
             to.wait(&event)?;
         }
@@ -509,12 +532,12 @@ impl Copy {
             Call { timeout: Some(operation_timeout()), stream: Some(to), on_device: true, ..Call::default() };
         // SAFETY: the client's promise: the buffers are valid until the call is complete, and the streams
         // live.
-        let work = unsafe { context.start(&self.request, &call) }?;
+        let work = unsafe { alone.start(&self.request, &call) }?;
         if from != to {
             // SAFETY: the client's streams live.
             unsafe { work.block_stream(from) }?;
         }
-        communicator.keep(self.to, [work]);
+        self.communicator.keep(self.to, [work]);
         Ok(())
     }
 }

@@ -594,6 +594,48 @@ mod tests {
     }
 
     #[test]
+    fn a_group_ends_though_other_ranks_of_its_thread_wait_for_an_aborted_one() {
+        let (tell, told) = mpsc::channel();
+        let communicators = pair();
+        thread::spawn(move || {
+            let handles: [ncclComm_t; 2] = communicators.map(|communicator| communicator.give_handle());
+            let (from, mut to) = ([7u8; 2], [0u8; 2]);
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            for (rank, handle) in handles.into_iter().enumerate() {
+                let (peer, stream) = (1 - rank as i32, std::ptr::null_mut());
+                // SAFETY: live memory.
+                let called = unsafe {
+                    [
+                        crate::point_to_point::ncclSend(
+                            from[rank..].as_ptr().cast(),
+                            1,
+                            1,
+                            peer,
+                            handle,
+                            stream,
+                        ),
+                        crate::point_to_point::ncclRecv(
+                            to[rank..].as_mut_ptr().cast(),
+                            1,
+                            1,
+                            peer,
+                            handle,
+                            stream,
+                        ),
+                    ]
+                };
+                assert_eq!(called, [SUCCESS; 2]);
+            }
+            let aborted = end::ncclCommAbort(handles[0]);
+            let ended = ncclGroupEnd();
+            COMMUNICATORS.take(handles[1]);
+            tell.send((aborted, ended, to))
+        });
+        let ended = told.recv_timeout(3 * SOON).expect("it ends");
+        assert_eq!(ended, (SUCCESS, result(Status::Aborted), [0; 2]));
+    }
+
+    #[test]
     fn messages_of_a_finalized_communicator_are_refused_as_they_are_called() {
         let communicator = communicator();
         let handle = COMMUNICATORS.insert(communicator.clone());

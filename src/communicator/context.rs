@@ -261,10 +261,9 @@ impl Context {
     /// Ends this rank's part for good. If nothing of it is under way, as far as the context or `elsewhere`
     /// knows, what runs or is to come fails here alone: the others are told as little as where a context is
     /// dropped, since what they have called may be complete by what this rank has sent. Who waits for this
-    /// rank fails within a second. Else this is [`Context::abort`]; so it is where a graph of any rank has
-    /// calls of the context, whose replays nothing else would end, and where this rank has other contexts of
-    /// the job, and has had messages on the host, or tags, in this one, or the driver does not say in a moment
-    /// that its GPU is done. Waits for nobody.
+    /// rank fails within a second, also while the context is held here. Else this is [`Context::abort`]; so it
+    /// is where a graph of any rank has calls of the context, whose replays nothing else would end, and where
+    /// the driver does not say in a moment that its GPU is done. Waits for nobody.
     pub fn leave(&self, elsewhere: impl FnOnce() -> Rest) {
         let has_left = match &self.0.membership {
             Membership::Solo => false,
@@ -379,7 +378,7 @@ pub(super) mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::engine::endpoint::Through;
+    use crate::communicator::Work;
     use crate::rendezvous::hash::HashStore;
 
     pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -431,34 +430,47 @@ pub(super) mod tests {
         assert_eq!(taken, given);
     }
 
-    /// Those who wait for a message hear by the goodbye alone, which the other context keeps from being said.
+    /// No goodbye tells of it, nor the end of its group.
     #[test]
-    fn a_rank_that_leaves_a_context_tells_the_others_where_they_would_not_hear() {
-        for (sends, has_another) in [(false, false), (false, true), (true, false), (true, true)] {
+    fn who_waits_for_a_rank_that_has_left_hears_though_it_holds_its_contexts() {
+        for has_another in [false, true] {
             let both = pair([PATIENCE; 2]);
-            let others = std::thread::scope(|scope| {
-                let others = both.each_ref().map(|context| scope.spawn(|| context.duplicate()));
-                others.map(|other| other.join().expect("no panic").expect("another"))
+            let others = has_another.then(|| {
+                std::thread::scope(|scope| {
+                    let others = both.each_ref().map(|context| scope.spawn(|| context.duplicate()));
+                    others.map(|other| other.join().expect("no panic").expect("another"))
+                })
             });
-            let [first, second] = &others;
-            if sends {
-                send(&both);
-            }
+            send(&both);
             let [leaves, stays] = both;
-            let (kept, signal) = match has_another {
-                true => (first.clone(), second.clone()),
-                // The goodbye goes with it.
-                false => (leaves.clone(), stays.clone()),
+            let mut taken = [0u8; 4];
+            let output = taken.as_mut_ptr();
+            let begin = |kind| {
+                let request = Request {
+                    kind,
+                    input: output,
+                    output,
+                    counts: Counts::Uniform(4),
+                    dtype: DataType::U8,
+                    operator: Operator::Sum,
+                    root: 0,
+                };
+                // SAFETY: the memory lives until the call has ended.
+                unsafe { stays.start(&request, &Call::default()) }.expect("it is started")
             };
-            drop(others);
+            let before = begin(Kind::Receive);
             leaves.leave(|| Rest::Known(true));
             assert_eq!(leaves.failure().map(|error| error.status()), Some(Status::Aborted));
-            drop((leaves, kept));
-            let soon = Deadline::after(PATIENCE);
-            let Membership::Group(group) = signal.membership() else { panic!("two ranks") };
-            let has_left = || group.endpoint().has_lost_any().then_some(());
-            group.endpoint().wait(soon, Through::Messages, has_left).expect("it leaves");
-            assert_eq!(stays.failure().is_some(), sends && has_another);
+            let hears = |work: Work| work.wait(Deadline::after(PATIENCE)).expect_err("it never comes");
+            for error in [before, begin(Kind::Receive)].map(hears) {
+                assert_eq!(error.status(), Status::PeerFailed, "{error}");
+                assert!(error.text().contains("rank 0") && error.text().contains("has left"), "{error}");
+            }
+            assert_eq!(stays.failure(), None, "messages alone have failed");
+            // Of a collective it may be told why, too.
+            let error = hears(begin(Kind::Allreduce));
+            assert!([Status::PeerFailed, Status::Aborted].contains(&error.status()), "{error}");
+            drop((leaves, others));
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a rank is kept from starting, told to those that would wait for it.
 
 use super::context::{Context, Membership};
-use crate::cuda::driver::StreamHandle;
+use crate::cuda::driver::{Capture, StreamHandle};
 use crate::engine::wire::Class;
 use crate::error::Result;
 
@@ -15,6 +15,20 @@ impl Context {
     pub(super) fn or_fail_in<T>(&self, class: Class, result: Result<T>) -> Result<T> {
         match self.membership() {
             Membership::Group(group) => group.or_fail(class, result),
+            Membership::Solo => result,
+        }
+    }
+
+    /// What keeps the caller from starting calls of this rank, or a stream from waiting for them, is the
+    /// group's failure where the driver refuses, since others would wait. What is wrong with the arguments is
+    /// not, nor what a stream in capture is refused; `capture` asks the driver for that.
+    pub fn or_fail_in_list<T>(
+        &self,
+        result: Result<T>,
+        capture: impl FnOnce() -> Result<Capture>,
+    ) -> Result<T> {
+        match self.membership() {
+            Membership::Group(group) => group.or_fail_on(Class::Ordered, result, capture),
             Membership::Solo => result,
         }
     }

@@ -287,11 +287,6 @@ impl Registration {
         Parting::new(Arc::clone(&self.shared), self.service)
     }
 
-    /// Whether the program holds what holds this by several handles: the goodbye does not go with one of them.
-    pub fn has_several_handles(&self) -> bool {
-        self.shared.handles.load(Ordering::Acquire) > 1
-    }
-
     /// Opens the link to `peer`. Answered by [`Port::link_opened`] or [`Port::link_refused`]; nothing happens
     /// when it is open or opening already.
     pub fn open(&self, peer: PeerAddress, deadline: Deadline) {

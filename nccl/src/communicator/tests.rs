@@ -351,3 +351,43 @@ fn a_communicator_that_is_destroyed_during_a_call_can_be_aborted() {
     let ended = soon(move || (call.join().expect("no panic"), destroys.join().expect("no panic")));
     assert_eq!(ended, (result(Status::Aborted), SUCCESS));
 }
+
+/// Those keep it from being let go of.
+#[test]
+fn who_waits_for_an_aborted_rank_hears_while_a_thread_has_a_group_with_its_calls() {
+    type Call = fn(ncclComm_t, &mut ncclComm_t) -> ncclResult_t;
+    let send: Call = |comm, _| {
+        // SAFETY: nothing is sent.
+        unsafe {
+            crate::point_to_point::ncclSend([7u8; 4].as_ptr().cast(), 4, 1, 1, comm, std::ptr::null_mut())
+        }
+    };
+    let split: Call = |comm, child| {
+        // SAFETY: the place lives until the group ends.
+        unsafe { crate::create::ncclCommSplit(comm, 0, 0, child, std::ptr::null_mut()) }
+    };
+    let finalize: Call = |comm, _| crate::end::ncclCommFinalize(comm);
+    for call in [send, split, finalize] {
+        let (comm, other) = pair_with_a_handle();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let number = comm.addr();
+        let thread = std::thread::spawn(move || {
+            let mut child = std::ptr::null_mut();
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            assert_eq!(call(std::ptr::without_provenance_mut(number), &mut child), SUCCESS);
+            tell.send(()).expect("the test waits");
+            let _ = ends.recv_timeout(2 * SOON);
+            ncclGroupEnd()
+        });
+        told.recv_timeout(SOON).expect("it has called");
+        let mut bytes = [0; 4];
+        let receives = message(&other, Kind::Receive, &mut bytes);
+        assert_eq!(ncclCommAbort(comm), SUCCESS);
+        let error = receives.wait(Deadline::NEVER).expect_err("nothing is sent");
+        // Not at its deadline; and what needs nothing of this rank goes on.
+        assert_eq!((error.status(), other.failure()), (Status::PeerFailed, None), "{error}");
+        end.send(()).expect("it waits");
+        assert_ne!(soon(move || thread.join().expect("no panic")), SUCCESS);
+    }
+}

@@ -273,6 +273,7 @@ fn put_in_order<T>(calls: &mut Vec<T>, id: impl Fn(&T) -> u64) {
 
 /// Streams that a group makes one.
 pub(super) struct Joined {
+    communicator: Arc<Communicator>,
     first: Stream,
     others: Vec<Stream>,
 }
@@ -286,13 +287,21 @@ impl Joined {
             unsafe { Stream::borrow(&devices, streams.device, StreamHandle(stream)) }
         };
         let others = streams.others.iter().map(|&stream| borrow(stream)).collect::<Result<Vec<Stream>>>()?;
-        let joined = Joined { first: borrow(streams.first)?, others };
+        let (communicator, first) = (streams.communicator.clone(), borrow(streams.first)?);
+        let joined = Joined { communicator, first, others };
         joined::in_one_capture(&joined.first, &joined.others)?;
         Ok(joined)
     }
 
-    /// Has each wait for what all of them were given before.
+    /// Whose they are.
+    pub(super) fn communicator(&self) -> &Arc<Communicator> {
+        &self.communicator
+    }
+
+    /// Has each wait for what all of them were given before. If that cannot be, the communicator fails: none
+    /// of its calls is to begin, or what the streams are given next would not come after them.
     pub(super) fn meet(&self) -> Result<()> {
-        joined::meet(&self.first, &self.others)
+        let met = joined::meet(&self.first, &self.others);
+        self.communicator.group()?.or_fail_in_list(met, || self.first.capture())
     }
 }

@@ -76,6 +76,20 @@ impl Driver {
         place.store(held.into(), Ordering::SeqCst);
     }
 
+    /// The next call of this kind but so many is refused.
+    fn refuse(&self, calls: &CStr, after: c_int) {
+        // SAFETY: an int of the driver's, which it reads like this.
+        let place = unsafe { AtomicI32::from_ptr(self.symbol(calls).cast()) };
+        place.store(after, Ordering::SeqCst);
+    }
+
+    /// Takes that back. How many would have been left, below zero if it has been refused.
+    fn refuse_no_more(&self, calls: &CStr) -> c_int {
+        // SAFETY: as above.
+        let place = unsafe { AtomicI32::from_ptr(self.symbol(calls).cast()) };
+        place.swap(-1, Ordering::SeqCst)
+    }
+
     /// Makes it that of CUDA 12.`minor`, for what it compiles.
     fn compiles_as_of_12(&self, minor: c_int) {
         // SAFETY: an int of the driver's; no thread loads anything just now.
@@ -149,6 +163,16 @@ fn state_of(communicator: ncclComm_t) -> ncclResult_t {
 
 fn is_well(communicator: ncclComm_t) {
     assert_eq!(state_of(communicator), SUCCESS, "{}", last_error(communicator));
+}
+
+/// Waits until it has failed with what the driver has refused.
+fn hears_of_the_driver(communicator: ncclComm_t) {
+    let start = Instant::now();
+    while state_of(communicator) == SUCCESS {
+        assert!(start.elapsed() < SOON, "nobody has told it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(state_of(communicator), result(Status::Cuda), "{}", last_error(communicator));
 }
 
 fn last_error(communicator: ncclComm_t) -> String {
@@ -495,6 +519,85 @@ fn what_stands_behind_a_refused_call_by_way_of_the_host_does_not_take_its_place(
                 received = to.1.map(|memory| word(memory).load(Ordering::SeqCst));
             }
             assert_eq!(received, [1, 2]);
+        }
+    });
+}
+
+/// They would wait for what stands behind it, which is not started.
+#[test]
+fn the_others_hear_that_the_driver_refuses_what_a_rank_sends_to_itself() {
+    over_driver("the_others_hear_that_the_driver_refuses_what_a_rank_sends_to_itself", &[], |driver| {
+        let (streams, output) = ([(); 2].map(|()| driver.stream(0, 4096)), driver.stream(0, 4096).1);
+        let [(from, memory), (to, _)] = streams;
+        for receives_on in [from, to] {
+            let communicators: [ncclComm_t; 2] = communicators();
+            let [own, other] = communicators;
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            // SAFETY: the driver's copies and kernels touch no memory.
+            let called = unsafe {
+                [
+                    ncclSend(memory, 64, FLOAT, 0, own, from),
+                    ncclRecv(output, 64, FLOAT, 0, own, receives_on),
+                    ncclSend(memory, 64, FLOAT, 1, own, from),
+                ]
+            };
+            assert_eq!(called, [SUCCESS; 3], "{}", last_error(null_mut()));
+            let before = driver.given();
+            driver.refuse(c"records", 0);
+            assert_eq!(ncclGroupEnd(), result(Status::Cuda), "{}", last_error(null_mut()));
+            assert_eq!(driver.refuse_no_more(c"records"), -1);
+            assert_eq!(driver.given(), before, "nothing is sent behind it");
+            [own, other].into_iter().for_each(hears_of_the_driver);
+        }
+    });
+}
+
+/// Neither before the calls, which nothing would order, nor behind them, where the streams would go on before
+/// they are done.
+#[test]
+fn a_communicator_fails_whose_streams_cannot_be_made_one() {
+    over_driver("a_communicator_fails_whose_streams_cannot_be_made_one", &[], |driver| {
+        const MANY: c_int = 1 << 20;
+        let places = [0, 1].map(|gpu| [(); 2].map(|()| driver.stream(gpu, 4096)));
+        // Of one communicator each rank has two streams meet, by two of these calls. How many are made.
+        let group = |refused: &CStr, after: c_int, is_first: bool| {
+            let (one, other): ([ncclComm_t; 2], [ncclComm_t; 2]) = (communicators(), communicators());
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            for (rank, [(first, memory), (second, _)]) in places.into_iter().enumerate() {
+                for (communicator, stream) in [(one, first), (one, second), (other, first)] {
+                    // SAFETY: the driver's kernels touch no memory.
+                    let called =
+                        unsafe { ncclAllReduce(memory, memory, 64, FLOAT, 0, communicator[rank], stream) };
+                    assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
+                }
+            }
+            let before = driver.given();
+            driver.refuse(refused, after);
+            let (ended, left) = (ncclGroupEnd(), driver.refuse_no_more(refused));
+            let (given, text) = (driver.given(), last_error(null_mut()));
+            other.into_iter().for_each(is_well);
+            if left < 0 {
+                assert_eq!(ended, result(Status::Cuda), "{refused:?} {after}: {text}");
+                one.into_iter().for_each(hears_of_the_driver);
+            } else {
+                assert_eq!(ended, SUCCESS, "{text}");
+                one.into_iter().for_each(is_well);
+            }
+            // The two sums of one communicator are a kernel together.
+            let kernels = if is_first { 1 } else { 2 };
+            assert_eq!([0, 1].map(|gpu| given[gpu] - before[gpu]), [kernels; 2], "{refused:?} {after}");
+            for communicator in one.into_iter().chain(other) {
+                assert_eq!(ncclCommAbort(communicator), SUCCESS);
+            }
+            after - left
+        };
+        for refused in [c"records", c"waits"] {
+            let count = group(refused, MANY, false);
+            assert!(count >= 8, "{refused:?}: {count}");
+            // The first and the last of each meeting.
+            for (after, is_first) in [(0, true), (3, true), (count - 4, false), (count - 1, false)] {
+                group(refused, after, is_first);
+            }
         }
     });
 }

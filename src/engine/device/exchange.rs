@@ -514,13 +514,14 @@ impl DeviceExchange {
         gone.iter().find(lacks).map(|member| first + member)
     }
 
-    /// The others that have ended their part in the exchange, or left the job. A goodbye on the boards overtakes
-    /// the news of what its rank may leave for: it counts when that has had its time.
+    /// The others that have ended their part in the exchange, or are to leave, or have left the job. What the
+    /// boards say of that overtakes the news of what a rank may leave for: it counts when that has had its time.
     fn gone(&self, group: &Group) -> Members {
         let Parts { boards, first, .. } = self.parts();
+        let is_out = |member| boards.has_left(member) || boards.leaves(member);
         let has_left = |member: u32| {
             let since = || self.goodbyes[member as usize].get_or_init(Instant::now);
-            boards.has_left(member as usize) && since().elapsed() >= DOUBT
+            is_out(member as usize) && since().elapsed() >= DOUBT
         };
         let (endpoint, own) = (group.endpoint(), group.rank() - first);
         let others = (0..boards.size() as u32).filter(|member| *member != own);

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Group;
-use super::turn::Orders;
 use crate::engine::device::Way;
 use crate::engine::endpoint::lock;
 use crate::error::Error;
@@ -47,10 +46,10 @@ impl Rest {
 
 impl Group {
     /// Fails the group with `why` on this rank alone, if nothing of this rank is under way: what others have
-    /// called may be complete by what it has sent. Nothing is told but to those who wait for it; where they
-    /// might not hear, and in what has failed, nothing is done. `elsewhere` looks for what the group does not
-    /// know. Whether this rank has left. Asks no driver itself: that may be waiting for kernels which only an
-    /// abort ends.
+    /// called may be complete by what it has sent. Those who wait for it, or come to, hear that it has left,
+    /// however long this group is held here; in what has failed nothing is done. `elsewhere` looks for what the
+    /// group does not know. Whether this rank has left. Asks no driver itself: that may be waiting for kernels
+    /// which only an abort ends.
     pub fn leave(&self, why: &Error, elsewhere: impl FnOnce() -> Rest) -> bool {
         if self.endpoint.check_fork().is_err() {
             return false;
@@ -63,7 +62,7 @@ impl Group {
         }
         let orders = self.orders.lock();
         let numbers = orders.numbers();
-        if numbers != before || orders.have_turns() || !self.is_heard_leaving(&orders) {
+        if numbers != before || orders.have_turns() {
             return false;
         }
         let telling = lock(&self.telling);
@@ -76,6 +75,10 @@ impl Group {
         drop(telling);
         // No call has begun up to here, and none will.
         drop(orders);
+        // Behind all that it has sent. Now, not as the group goes: who has kept calls of it, say, holds it for
+        // long. On devices the boards tell.
+        self.endpoint.messages().forget(self.id, None, self.members.clone(), false);
+        self.endpoint.see_out();
         self.end_kernels();
         true
     }
@@ -84,13 +87,6 @@ impl Group {
     /// a failure ends what waits for those.
     fn rest_on_device(&self) -> Rest {
         self.devices().and_then(Way::exchange).map_or(Rest::Known(true), |exchange| exchange.rest())
-    }
-
-    /// Whether those who wait for this rank hear that it has left. By its goodbye, if that goes with this
-    /// group; else those in collectives by asking it ([`Group::compare`]), and on devices by the boards.
-    fn is_heard_leaving(&self, orders: &Orders) -> bool {
-        let by_messages = orders.have_points() && !self.devices().is_some_and(Way::serves_points);
-        !(self.endpoint.registration().has_several_handles() && (by_messages || orders.have_tags()))
     }
 }
 

@@ -291,11 +291,6 @@ impl Orders {
         self.ordered.due.is_some() || self.internal.due.is_some() || !self.tagged.is_empty()
     }
 
-    /// Whether there has been any send or receive.
-    pub(super) fn have_points(&self) -> bool {
-        self.points.next > 0
-    }
-
     /// Whether there has been any call with a tag.
     pub(super) fn have_tags(&self) -> bool {
         !self.tagged.is_empty() || !self.spent.is_empty()

@@ -4,15 +4,19 @@
 #define cuStreamQuery cuStreamQueryAtOnce
 #define cuLaunchKernel cuLaunchKernelAtOnce
 #define cuModuleLoadData cuModuleLoadDataOfAny
+#define cuEventRecord cuEventRecordWell
+#define cuStreamWaitEvent cuStreamWaitEventWell
 #include "../../../../scripts/host-time/driver.c"
 #undef cuEventQuery
 #undef cuStreamQuery
 #undef cuLaunchKernel
 #undef cuModuleLoadData
+#undef cuEventRecord
+#undef cuStreamWaitEvent
 
 #include <stdio.h>
 
-enum { UNSUPPORTED_PTX_VERSION = 222, NOT_READY = 600 };
+enum { UNSUPPORTED_PTX_VERSION = 222, NOT_READY = 600, LAUNCH_FAILED = 719 };
 
 /* As long as this is set, no stream has come to anything that is asked for. */
 int held;
@@ -23,6 +27,15 @@ int cuEventQuery(intptr_t event) {
 }
 
 int cuStreamQuery(intptr_t stream) { return cuEventQuery(stream); }
+
+/* How many more events are recorded, and waited for by streams, before one is refused; below zero: none is. */
+int records = -1, waits = -1;
+
+static int one_of(int *left) { return __atomic_load_n(left, __ATOMIC_SEQ_CST) >= 0 && __atomic_fetch_sub(left, 1, __ATOMIC_SEQ_CST) == 0; }
+
+int cuEventRecord(void) { return one_of(&records) ? LAUNCH_FAILED : cuEventRecordWell(); }
+
+int cuStreamWaitEvent(void) { return one_of(&waits) ? LAUNCH_FAILED : cuStreamWaitEventWell(); }
 
 /* The last version of PTX that it compiles, ten times as high. */
 int last_text = 87;

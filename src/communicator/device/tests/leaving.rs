@@ -341,6 +341,53 @@ fn what_streams_were_given_ends_though_its_context_is_gone() {
     }
 }
 
+/// Its board says that it leaves, before its part in the exchange ends.
+#[test]
+fn who_waits_for_a_gpu_whose_rank_has_left_hears_though_it_holds_its_context() {
+    for given in [Given::Sum, Given::Receive] {
+        let (double, devices) = process(2);
+        let _clock = Clock::start(&double);
+        let (store, ended) = (Arc::new(HashStore::new()), Barrier::new(2));
+        let join = |rank: u32| {
+            DRIVER.set(Some(double.clone()));
+            let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
+            meet(&[(&context, rank)], || Ok(devices.clone()), choose, LOADS.exchange).expect("an agreement");
+            context
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let context = join(0);
+                let (output, stream) = (double.memory(0, 4), double.stream(0));
+                let mut call = match given {
+                    Given::Receive => point(&context, output, 4, Direction::Receive, Some(stream)),
+                    _ => sum(&context, 1, output, Some(stream), Duration::MAX),
+                };
+                call.caller.timeout = Some(Duration::MAX);
+                // SAFETY: the double trusts no addresses.
+                unsafe { call.launch() }.expect("a launch");
+                let start = Instant::now();
+                while context.failure().is_none() && start.elapsed() < PATIENCE {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let why = context.failure();
+                ended.wait();
+                let error = why.expect("rank 1 never comes");
+                // Of a collective it may be told why, if it has asked by then.
+                assert!([Status::PeerFailed, Status::Aborted].contains(&error.status()), "{error}");
+                assert!(error.text().contains("rank 1"), "{error}");
+                until("the stream's end", || double.is_idle());
+            });
+            scope.spawn(|| {
+                let context = join(1);
+                context.leave(|| Rest::Known(true));
+                ended.wait();
+                drop(context);
+            });
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new(), "{given:?}");
+    }
+}
+
 /// Its own would have to be replayed with them, and a replay has no deadline.
 #[test]
 fn graphs_of_others_do_not_wait_for_who_leaves_at_rest() {
