@@ -258,7 +258,7 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     let in_host_memory = |launch: &&Launch| matches!(launch.communicator.place, Place::Host(_));
     let _waits: Vec<Wait<'_>> =
         launches.iter().filter(in_host_memory).map(|launch| launch.communicator.begin_wait()).collect();
-    let device_of = |at: usize| Ok(launches[at].communicator.place.number());
+    let device_of = |at: usize| Some(launches[at].communicator.place.number());
     let listed = |at: usize| {
         let launch = &launches[at];
         let is_on_device = matches!(launch.communicator.place, Place::Device(_));

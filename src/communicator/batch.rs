@@ -10,7 +10,6 @@ use super::staged::{Begun, Copies, End};
 use super::turns::{begin_in_turns, refused};
 use super::work::Work;
 use crate::collective::request::Request;
-use crate::cuda::driver::StreamHandle;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
@@ -273,8 +272,8 @@ pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
         Some((context, request, call.clone()))
     };
     let device_of = |place: usize| {
-        let Part { context, call, .. } = parts[place];
-        context.cuda().devices()?.device_of_stream(call.stream.unwrap_or(StreamHandle::NULL))
+        let Part { context, request, call, .. } = parts[place];
+        context.device_of(request, call)
     };
     // SAFETY: the caller's promise.
     let beside = unsafe { Beside::of(parts.len(), &listed, !early.is_empty(), &device_of) };
