@@ -267,8 +267,7 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     // SAFETY: the client's streams live.
     let beside = unsafe { Beside::of(launches.len(), &listed, false, &device_of) };
     let begun = begin_by_place(&launches, &beside, &mut failed);
-    // What the host waits for may need it.
-    calls.give_gathered(&mut failed);
+    calls.give_collectives(&mut failed);
     // What this thread waits for at one place may need what streams of another are given.
     let mut closing = Vec::with_capacity(begun.len());
     for Begun { place, launches, pending } in begun {
@@ -277,6 +276,8 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
             Err(error) => failed.note(error),
         }
     }
+    // Behind all collectives, also those by way of the host. What the host waits for may need these.
+    calls.give_messages(&mut failed);
     let unordered = beside.join();
     let mut works: Vec<(&Launch, Work)> = Vec::new();
     for (same, closed) in closing {

@@ -181,12 +181,6 @@ impl Pending {
                 }
             }
         }
-        // Given first: what the host waits for may need them.
-        for together in points {
-            // SAFETY: who began them has promised that their memory and streams last until they have ended.
-            let work = unsafe { together.give() };
-            together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
-        }
         let (mut waits, mut crowded) = (Vec::new(), Vec::new());
         // These come first on their streams: on every rank, whatever the order of its list.
         let (apart, others): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, one)| one.is_apart());
@@ -199,6 +193,13 @@ impl Pending {
             } else {
                 works[place] = Some(one.end(end, &mut copies));
             }
+        }
+        // Behind all collectives that are given to their streams, whichever way these go, and before anything
+        // that the host waits for, which may need them.
+        for together in points {
+            // SAFETY: who began them has promised that their memory and streams last until they have ended.
+            let work = unsafe { together.give() };
+            together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
         }
         Closing { works, waits, crowded, end, copies }
     }
@@ -227,9 +228,10 @@ impl Closing {
 /// waits for any. So a send and the receive that answers it, or both halves of an exchange, can be given to
 /// one stream. Collectives of one context still run in the order of the list, and those on one stream find
 /// what those before them have stored. Sends and receives are beside them, but those between GPUs are one
-/// launch for each context, behind the collectives that these GPUs exchange, on the first of their streams,
-/// for which the others wait. Ranks of one group may be in one list: their GPUs agree side by side, and their
-/// calls begin in turns ([`begin_in_turns`]).
+/// launch for each context, on the first of their streams, for which the others wait: wherever the list has
+/// them, behind its collectives on these streams, and behind those of their context that these GPUs exchange.
+/// Who calls the same one by one calls the collectives first. Ranks of one group may be in one list: their
+/// GPUs agree side by side, and their calls begin in turns ([`begin_in_turns`]).
 ///
 /// The works are in the order of the list. When one cannot be begun, those that have begun run on, those
 /// before it in the list among them, their streams wait for them, and the error is returned. If that is for

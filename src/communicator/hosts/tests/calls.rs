@@ -5,6 +5,7 @@ use super::*;
 use crate::communicator::start_together;
 use crate::cuda::queues::MOST;
 use crate::cuda::stream::Stream;
+use crate::schedule::Algorithm;
 
 #[test]
 fn composed_calls_have_the_bits_of_host_memory() {
@@ -511,4 +512,34 @@ fn a_default_stream_of_a_list_is_that_of_the_memorys_device() {
         let call = Call { stream: Some(StreamHandle::LEGACY), ..Call::default() };
         calls.into_iter().map(|one| (rank.context.clone(), one, call.clone())).collect()
     });
+}
+
+/// Whichever way these go, of their context or another one, and wherever the list has them.
+#[test]
+fn messages_between_gpus_come_behind_the_collectives_of_their_list() {
+    for case in 0..8 {
+        let [of_another, by_host, is_behind] = [1, 2, 4].map(|bit| case & bit != 0);
+        list_and_one_by_one(0, &|rank| {
+            let (context, other) = (rank.context.clone(), rank.context.duplicate().expect("another"));
+            other.cuda().pretend(&rank.devices, PIECE);
+            other.cuda().pretend_loads(LOADS);
+            other.cuda().pretend_kernels(Arc::new(DoubleKernels(rank.double.clone())));
+            let of = if of_another { other } else { context.clone() };
+            let algorithm = by_host.then_some(Algorithm::Ring as i32);
+            if of_another && !by_host {
+                agree(&of, rank.device, &rank.devices).expect("an agreement");
+            }
+            let (memory, (_, sum)) = (rank.double.memory(rank.device, 300), rank.sum(64));
+            let mut calls = vec![(of, sum, Call { algorithm, ..rank.call() })];
+            match context.rank() {
+                0 => calls.push((context, message_of(Kind::Receive, 1, memory), rank.call())),
+                1 => calls.push((context, message_of(Kind::Send, 0, memory), rank.call())),
+                _ => {}
+            }
+            if is_behind && rank.context.rank() == 0 {
+                calls.reverse();
+            }
+            calls
+        });
+    }
 }
