@@ -1274,10 +1274,10 @@ unisono_status_t unisono_batch_begin(void);
 ///
 /// The first failure is returned: of devices that cannot agree (unisono_context_connect_device), and then no
 /// operation is started; of an operation that cannot be, and then those after it are not (but for some that
-/// have been by then, where ranks of a group begin in turns); or of one that this has waited for. Of a group
-/// of which several ranks are in the batch no operation is started if the memory or the stream of one is
-/// refused. `*work` is NULL for what is not started; what has been started runs on.
-/// UNISONO_INVALID_USAGE if this thread is in no batch.
+/// have been by then, where ranks of a group begin in turns, or devices agree for a collective of the batch);
+/// or of one that this has waited for. Of a group of which several ranks are in the batch no operation is
+/// started if the memory or the stream of one is refused. `*work` is NULL for what is not started; what has
+/// been started runs on. UNISONO_INVALID_USAGE if this thread is in no batch.
 unisono_status_t unisono_batch_end(void);
 
 /// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with

@@ -137,10 +137,10 @@ pub extern "C" fn unisono_batch_begin() -> unisono_status_t {
 ///
 /// The first failure is returned: of devices that cannot agree (unisono_context_connect_device), and then no
 /// operation is started; of an operation that cannot be, and then those after it are not (but for some that
-/// have been by then, where ranks of a group begin in turns); or of one that this has waited for. Of a group
-/// of which several ranks are in the batch no operation is started if the memory or the stream of one is
-/// refused. `*work` is NULL for what is not started; what has been started runs on.
-/// UNISONO_INVALID_USAGE if this thread is in no batch.
+/// have been by then, where ranks of a group begin in turns, or devices agree for a collective of the batch);
+/// or of one that this has waited for. Of a group of which several ranks are in the batch no operation is
+/// started if the memory or the stream of one is refused. `*work` is NULL for what is not started; what has
+/// been started runs on. UNISONO_INVALID_USAGE if this thread is in no batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_batch_end() -> unisono_status_t {
     guard(|| {

@@ -4,7 +4,7 @@ use super::Call;
 use super::Completion;
 use super::beside::{self, Beside};
 use super::context::Context;
-use super::device::{self, PointCall, Together};
+use super::device::{self, Candidate, PointCall, Together};
 use super::hosts::Composed;
 use super::staged::{Begun, Copies, End};
 use super::turns::{begin_in_turns, refused};
@@ -266,9 +266,9 @@ pub struct Part<'a> {
 /// # Safety
 /// As there.
 pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
-    let open = device::to_agree(parts);
+    let mut open = device::to_agree(parts);
     // SAFETY: the caller's promise.
-    let early = if open.is_empty() { Vec::new() } else { unsafe { ahead_of_agreement(parts) } };
+    let early = if open.is_empty() { Vec::new() } else { unsafe { ahead_of_agreement(parts, &mut open) } };
     let listed = |place: usize| {
         let Part { context, request, call, .. } = parts[place];
         Some((context, request, call.clone()))
@@ -306,21 +306,24 @@ pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
 }
 
 /// The messages of a list in which devices are to agree that need not know on what: other ranks may come to
-/// the agreement behind these.
+/// the agreement behind these. None that stands behind a call whose memory is refused. `open` are the calls
+/// for which they are to agree; those that are not begun for the memory of another rank are taken out.
 ///
 /// # Safety
 /// As [`start_parts`].
-unsafe fn ahead_of_agreement(parts: &[Part<'_>]) -> Vec<usize> {
+unsafe fn ahead_of_agreement(parts: &[Part<'_>], open: &mut Vec<Candidate<'_>>) -> Vec<usize> {
     let contexts: Vec<Option<&Context>> = parts.iter().map(|part| Some(part.context)).collect();
     // SAFETY: the caller's promise.
-    let refused = refused(&contexts, &|place| unsafe { parts[place].check_memory() });
+    let check = |place: usize| unsafe { parts[place].check_memory() };
+    let refused = refused(&contexts, &check);
+    let is_refused = |context: &Context| refused.iter().any(|(group, _)| *group == context.id());
+    open.retain(|candidate| !is_refused(candidate.context));
+    let until = (0..parts.len()).find(|&place| check(place).is_err()).unwrap_or(parts.len());
     let is_early = |&place: &usize| {
         let Part { context, request, call, .. } = parts[place];
-        request.kind.point_to_point()
-            && !context.is_point(request, call, true)
-            && !refused.iter().any(|(group, _)| *group == context.id())
+        request.kind.point_to_point() && !context.is_point(request, call, true) && !is_refused(context)
     };
-    (0..parts.len()).filter(is_early).collect()
+    (0..until).filter(is_early).collect()
 }
 
 /// Begins some of the operations of a list, and closes them but for what the thread waits for: these, and
