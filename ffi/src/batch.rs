@@ -112,11 +112,12 @@ fn push(step: Step) -> Result<()> {
 /// refused is not in the batch. `*work` is set at the end, and not touched before. Callbacks of works are in
 /// no batch, whichever thread calls them. Collectives of one context run in the order of their calls; sends
 /// and receives are beside everything else of the batch, also where they have a stream in common, so nothing
-/// of a batch sends what another operation of it stores. (Only those between GPUs come behind collectives of
-/// the same context that these GPUs exchange.) Contexts, buffers and the places of works stay until the end.
-/// Operations are those that take a context, options and a work, but unisono_sparse_allreduce: that one,
-/// algorithms and unisono_buffer_ functions are in no batch, and neither is what waits for the others
-/// otherwise.
+/// of a batch sends what another operation of it stores. (Only those between GPUs come behind others,
+/// wherever the batch has them: behind its collectives on their streams, and those of their context on any;
+/// and on one stream behind those of a context whose first was called before. Who calls the same one by one
+/// keeps this order.) Contexts, buffers and the places of works stay until the end. Operations are those that
+/// take a context, options and a work, but unisono_sparse_allreduce: that one, algorithms and unisono_buffer_
+/// functions are in no batch, and neither is what waits for the others otherwise.
 ///
 /// Batches nest: the outermost end counts.
 #[unsafe(no_mangle)]
@@ -136,10 +137,10 @@ pub extern "C" fn unisono_batch_begin() -> unisono_status_t {
 ///
 /// The first failure is returned: of devices that cannot agree (unisono_context_connect_device), and then no
 /// operation is started; of an operation that cannot be, and then those after it are not (but for some that
-/// have been by then, where ranks of a group begin in turns); or of one that this has waited for. Of a group
-/// of which several ranks are in the batch no operation is started if the memory or the stream of one is
-/// refused. `*work` is NULL for what is not started; what has been started runs on.
-/// UNISONO_INVALID_USAGE if this thread is in no batch.
+/// have been by then, where ranks of a group begin in turns, or devices agree for a collective of the batch);
+/// or of one that this has waited for. Of a group of which several ranks are in the batch no operation is
+/// started if the memory or the stream of one is refused. `*work` is NULL for what is not started; what has
+/// been started runs on. UNISONO_INVALID_USAGE if this thread is in no batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_batch_end() -> unisono_status_t {
     guard(|| {

@@ -261,7 +261,7 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     let in_host_memory = |launch: &&Launch| matches!(launch.communicator.place, Place::Host(_));
     let _waits: Vec<Wait<'_>> =
         launches.iter().filter(in_host_memory).map(|launch| launch.communicator.begin_wait()).collect();
-    let device_of = |at: usize| Ok(launches[at].communicator.place.number());
+    let device_of = |at: usize| Some(launches[at].communicator.place.number());
     let listed = |at: usize| {
         let launch = &launches[at];
         let is_on_device = matches!(launch.communicator.place, Place::Device(_));
@@ -270,8 +270,7 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     // SAFETY: the client's streams live.
     let beside = unsafe { Beside::of(launches.len(), &listed, false, &device_of) };
     let begun = begin_by_place(&launches, &beside, &mut failed);
-    // What the host waits for may need it.
-    calls.give_gathered(&mut failed);
+    calls.give_collectives(&mut failed);
     // What this thread waits for at one place may need what streams of another are given.
     let mut closing = Vec::with_capacity(begun.len());
     for Begun { place, launches, pending } in begun {
@@ -280,6 +279,8 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
             Err(error) => failed.note(error),
         }
     }
+    // Behind all collectives, also those by way of the host. What the host waits for may need these.
+    calls.give_messages(&mut failed);
     let unordered = beside.join();
     let mut works: Vec<(&Launch, Work)> = Vec::new();
     for (same, closed) in closing {

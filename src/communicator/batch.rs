@@ -4,13 +4,12 @@ use super::Call;
 use super::Completion;
 use super::beside::{self, Beside};
 use super::context::Context;
-use super::device::{self, PointCall, Together};
+use super::device::{self, Candidate, PointCall, Together};
 use super::hosts::Composed;
 use super::staged::{Begun, Copies, End};
 use super::turns::{begin_in_turns, refused};
 use super::work::Work;
 use crate::collective::request::Request;
-use crate::cuda::driver::StreamHandle;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
@@ -182,12 +181,6 @@ impl Pending {
                 }
             }
         }
-        // Given first: what the host waits for may need them.
-        for together in points {
-            // SAFETY: who began them has promised that their memory and streams last until they have ended.
-            let work = unsafe { together.give() };
-            together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
-        }
         let (mut waits, mut crowded) = (Vec::new(), Vec::new());
         // These come first on their streams: on every rank, whatever the order of its list.
         let (apart, others): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, one)| one.is_apart());
@@ -200,6 +193,13 @@ impl Pending {
             } else {
                 works[place] = Some(one.end(end, &mut copies));
             }
+        }
+        // Behind all collectives that are given to their streams, whichever way these go, and before anything
+        // that the host waits for, which may need them.
+        for together in points {
+            // SAFETY: who began them has promised that their memory and streams last until they have ended.
+            let work = unsafe { together.give() };
+            together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
         }
         Closing { works, waits, crowded, end, copies }
     }
@@ -228,9 +228,10 @@ impl Closing {
 /// waits for any. So a send and the receive that answers it, or both halves of an exchange, can be given to
 /// one stream. Collectives of one context still run in the order of the list, and those on one stream find
 /// what those before them have stored. Sends and receives are beside them, but those between GPUs are one
-/// launch for each context, behind the collectives that these GPUs exchange, on the first of their streams,
-/// for which the others wait. Ranks of one group may be in one list: their GPUs agree side by side, and their
-/// calls begin in turns ([`begin_in_turns`]).
+/// launch for each context, on the first of their streams, for which the others wait: wherever the list has
+/// them, behind its collectives on these streams, and behind those of their context that these GPUs exchange.
+/// Who calls the same one by one calls the collectives first. Ranks of one group may be in one list: their
+/// GPUs agree side by side, and their calls begin in turns ([`begin_in_turns`]).
 ///
 /// The works are in the order of the list. When one cannot be begun, those that have begun run on, those
 /// before it in the list among them, their streams wait for them, and the error is returned. If that is for
@@ -265,16 +266,16 @@ pub struct Part<'a> {
 /// # Safety
 /// As there.
 pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
-    let open = device::to_agree(parts);
+    let mut open = device::to_agree(parts);
     // SAFETY: the caller's promise.
-    let early = if open.is_empty() { Vec::new() } else { unsafe { ahead_of_agreement(parts) } };
+    let early = if open.is_empty() { Vec::new() } else { unsafe { ahead_of_agreement(parts, &mut open) } };
     let listed = |place: usize| {
         let Part { context, request, call, .. } = parts[place];
         Some((context, request, call.clone()))
     };
     let device_of = |place: usize| {
-        let Part { context, call, .. } = parts[place];
-        context.cuda().devices()?.device_of_stream(call.stream.unwrap_or(StreamHandle::NULL))
+        let Part { context, request, call, .. } = parts[place];
+        context.device_of(request, call)
     };
     // SAFETY: the caller's promise.
     let beside = unsafe { Beside::of(parts.len(), &listed, !early.is_empty(), &device_of) };
@@ -305,21 +306,24 @@ pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
 }
 
 /// The messages of a list in which devices are to agree that need not know on what: other ranks may come to
-/// the agreement behind these.
+/// the agreement behind these. None that stands behind a call whose memory is refused. `open` are the calls
+/// for which they are to agree; those that are not begun for the memory of another rank are taken out.
 ///
 /// # Safety
 /// As [`start_parts`].
-unsafe fn ahead_of_agreement(parts: &[Part<'_>]) -> Vec<usize> {
+unsafe fn ahead_of_agreement(parts: &[Part<'_>], open: &mut Vec<Candidate<'_>>) -> Vec<usize> {
     let contexts: Vec<Option<&Context>> = parts.iter().map(|part| Some(part.context)).collect();
     // SAFETY: the caller's promise.
-    let refused = refused(&contexts, &|place| unsafe { parts[place].check_memory() });
+    let check = |place: usize| unsafe { parts[place].check_memory() };
+    let refused = refused(&contexts, &check);
+    let is_refused = |context: &Context| refused.iter().any(|(group, _)| *group == context.id());
+    open.retain(|candidate| !is_refused(candidate.context));
+    let until = (0..parts.len()).find(|&place| check(place).is_err()).unwrap_or(parts.len());
     let is_early = |&place: &usize| {
         let Part { context, request, call, .. } = parts[place];
-        request.kind.point_to_point()
-            && !context.is_point(request, call, true)
-            && !refused.iter().any(|(group, _)| *group == context.id())
+        request.kind.point_to_point() && !context.is_point(request, call, true) && !is_refused(context)
     };
-    (0..parts.len()).filter(is_early).collect()
+    (0..until).filter(is_early).collect()
 }
 
 /// Begins some of the operations of a list, and closes them but for what the thread waits for: these, and

@@ -70,8 +70,9 @@ impl Does {
 
 impl Beside {
     /// Those of so many calls of a list, before anything of it is given to its stream. `listed` is the call at
-    /// a place, `device_of` the device of its stream; a default stream is that of this device. `all`:
-    /// messages are closed before collectives begin. A message for which there is no stream keeps its own.
+    /// a place, `device_of` the device of its stream, if that can be told: a default stream is that of this
+    /// device. `all`: messages are closed before collectives begin. A message for which there is no stream
+    /// keeps its own.
     ///
     /// # Safety
     /// The streams of the calls live until this has been joined.
@@ -79,7 +80,7 @@ impl Beside {
         count: usize,
         listed: &dyn Fn(usize) -> Option<Listed<'a>>,
         all: bool,
-        device_of: &dyn Fn(usize) -> Result<u32>,
+        device_of: &dyn Fn(usize) -> Option<u32>,
     ) -> Beside {
         let does = |place: usize| listed(place).map_or(Does::Nothing, |listed| Does::of(&listed, all));
         // Most lists do one thing.
@@ -102,16 +103,21 @@ impl Beside {
         &mut self,
         listed: &dyn Fn(usize) -> Option<Listed<'a>>,
         does: &dyn Fn(usize) -> Does,
-        device_of: &dyn Fn(usize) -> Result<u32>,
+        device_of: &dyn Fn(usize) -> Option<u32>,
     ) -> Result<()> {
         let (mut exchange, mut carry) = (Vec::new(), Vec::new());
         for place in 0..self.calls.len() {
             let Some((context, _, Call { stream: Some(handle), .. })) = listed(place) else { continue };
             let handle = if handle == StreamHandle::NULL { StreamHandle::LEGACY } else { handle };
-            match does(place) {
-                Does::Nothing => {}
-                Does::Exchanges => exchange.push((device_of(place)?, handle)),
-                Does::Carries => carry.push((place, context, (device_of(place)?, handle))),
+            let does = does(place);
+            if does == Does::Nothing {
+                continue;
+            }
+            // What is wrong with a stream its call will tell.
+            let Some(device) = device_of(place) else { continue };
+            match does {
+                Does::Carries => carry.push((place, context, (device, handle))),
+                _ => exchange.push((device, handle)),
             }
         }
         let mut known: Vec<(u32, StreamHandle)> = Vec::new();

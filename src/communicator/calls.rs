@@ -296,7 +296,13 @@ impl Context {
     /// # Safety
     /// The call's stream lives.
     pub unsafe fn check_memory(&self, request: &Request, call: &Call) -> Result<()> {
-        if self.is_plain(call) || self.is_to_agree(request, call) {
+        if self.is_plain(call) {
+            return Ok(());
+        }
+        if let Membership::Group(group) = self.membership()
+            && self.is_to_agree(request, call)
+            && self.on_memory(group, request, call)?.is_some()
+        {
             return Ok(());
         }
         if self.on_devices(request, call, &[])?.is_some() {

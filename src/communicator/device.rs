@@ -235,7 +235,12 @@ impl Context {
 
     /// The call, if it is one on device memory, and where that is. A driver that does not tell keeps this
     /// rank from it.
-    fn on_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
+    pub(super) fn on_memory(
+        &self,
+        group: &Group,
+        request: &Request,
+        call: &Call,
+    ) -> Result<Option<OnMemory>> {
         let class = if request.kind.point_to_point() { Class::PointToPoint } else { Class::Ordered };
         // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
         unsafe { self.or_fail_on(call.stream, class, self.find_memory(group, request, call)) }
@@ -313,7 +318,7 @@ impl Context {
 }
 
 /// A call on device memory.
-struct OnMemory {
+pub(super) struct OnMemory {
     what: What,
     /// Whose memory it is; `None`: any device's that asks for it.
     device: Option<u32>,

@@ -327,10 +327,19 @@ impl Context {
         if let Some(stream) = call.stream.filter(|stream| !stream.is_default()) {
             return of_stream(stream);
         }
-        let addresses = [request.output.addr(), request.input.addr()].into_iter().filter(|&at| at != 0);
-        let located = addresses.filter_map(|address| cuda.locate(address as u64).ok().flatten());
-        let device = located.filter(|found| found.memory != Memory::Host).map(|found| found.device).next();
-        device.or_else(|| call.stream.and_then(of_stream)).or(call.on_device.then_some(0))
+        let mut managed = None;
+        for address in [request.output.addr(), request.input.addr()].into_iter().filter(|&at| at != 0) {
+            let Some(found) = cuda.locate(address as u64).ok().flatten() else { continue };
+            match found.memory {
+                Memory::Device => return Some(found.device),
+                Memory::Managed => managed = managed.or(Some(found.device)),
+                Memory::Host => {}
+            }
+        }
+        match call.stream {
+            Some(stream) => of_stream(stream),
+            None => managed.or(call.on_device.then_some(0)),
+        }
     }
 
     /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an

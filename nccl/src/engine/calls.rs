@@ -218,11 +218,10 @@ impl Calls {
         put_in_order(&mut self.others, |launch| id(&launch.communicator));
     }
 
-    /// Gives what was gathered to its streams, of all communicators the collectives first, the ranks of each
-    /// in turns.
-    pub(super) fn give_gathered(&mut self, failed: &mut Failed) {
-        let mut gathered = std::mem::take(&mut self.gathered);
-        for ranks in gathered.chunk_by_mut(|one, other| id(&one.communicator) == id(&other.communicator)) {
+    /// Gives the collectives that were gathered to their streams, the ranks of each communicator in turns.
+    pub(super) fn give_collectives(&mut self, failed: &mut Failed) {
+        for ranks in self.gathered.chunk_by_mut(|one, other| id(&one.communicator) == id(&other.communicator))
+        {
             let most = ranks.iter().map(|rank| rank.ready.len()).max().unwrap_or(0);
             for turn in 0..most {
                 for Gathered { communicator, ready, .. } in &mut *ranks {
@@ -236,7 +235,11 @@ impl Calls {
                 }
             }
         }
-        for Gathered { communicator, ready, .. } in &mut gathered {
+    }
+
+    /// Gives the messages that were gathered to their streams.
+    pub(super) fn give_messages(&mut self, failed: &mut Failed) {
+        for Gathered { communicator, ready, .. } in &mut self.gathered {
             let Some(ready) = ready.first_mut() else { continue };
             failed.or_start(communicator, || {
                 communicator.called_group()?;

@@ -108,6 +108,12 @@ impl Driver {
         unsafe { self.symbol(c"given").cast::<[c_int; 2]>().read() }
     }
 
+    /// Whether the last kernel that each GPU was given is a courier.
+    fn courier_is_last(&self) -> [c_int; 2] {
+        // SAFETY: as above.
+        unsafe { self.symbol(c"courier_is_last").cast::<[c_int; 2]>().read() }
+    }
+
     /// Does something with a GPU current.
     fn on<T>(&self, gpu: c_int, body: impl FnOnce() -> T) -> T {
         type Retain = unsafe extern "C" fn(*mut isize, c_int) -> c_int;
@@ -154,6 +160,24 @@ fn communicators<const N: usize>() -> [ncclComm_t; N] {
 }
 
 /// What has become of it, as its polling tells.
+/// The GPU of each rank of [`two_on_each_gpu`].
+const GPUS_OF_TWO: [c_int; 4] = [0, 0, 1, 1];
+
+/// The ranks of a communicator of which each GPU has two: they do not exchange.
+fn two_on_each_gpu(driver: &Driver) -> [ncclComm_t; 4] {
+    let (mut id, mut made) = (ncclUniqueId { internal: [0; 128] }, [null_mut(); 4]);
+    // SAFETY: live memory.
+    assert_eq!(unsafe { ncclGetUniqueId(&mut id) }, SUCCESS, "{}", last_error(null_mut()));
+    assert_eq!(ncclGroupStart(), SUCCESS);
+    for (rank, (gpu, place)) in GPUS_OF_TWO.into_iter().zip(&mut made).enumerate() {
+        // SAFETY: live memory.
+        let answer = driver.on(gpu, || unsafe { ncclCommInitRank(place, 4, id, rank as c_int) });
+        assert_eq!(answer, SUCCESS, "{}", last_error(null_mut()));
+    }
+    assert_eq!(ncclGroupEnd(), SUCCESS, "{}", last_error(null_mut()));
+    made
+}
+
 fn state_of(communicator: ncclComm_t) -> ncclResult_t {
     let mut state = SUCCESS;
     // SAFETY: live memory.
@@ -428,18 +452,8 @@ fn what_a_thread_waits_for_on_one_gpu_finds_the_calls_of_others_given() {
     let settings =
         [("UNISONO_P2P", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), ("UNISONO_NCCL_TIMEOUT", "30")];
     over_driver(name, &settings, |driver| {
-        let gpus: [c_int; 4] = [0, 0, 1, 1];
-        let (mut id, mut communicators) = (ncclUniqueId { internal: [0; 128] }, [null_mut(); 4]);
-        // SAFETY: live memory.
-        assert_eq!(unsafe { ncclGetUniqueId(&mut id) }, SUCCESS, "{}", last_error(null_mut()));
-        assert_eq!(ncclGroupStart(), SUCCESS);
-        for (rank, (gpu, place)) in gpus.into_iter().zip(&mut communicators).enumerate() {
-            // SAFETY: live memory.
-            let answer = driver.on(gpu, || unsafe { ncclCommInitRank(place, 4, id, rank as c_int) });
-            assert_eq!(answer, SUCCESS, "{}", last_error(null_mut()));
-        }
-        assert_eq!(ncclGroupEnd(), SUCCESS, "{}", last_error(null_mut()));
-        let places = gpus.map(|gpu| driver.stream(gpu, 256));
+        let communicators = two_on_each_gpu(driver);
+        let places = GPUS_OF_TWO.map(|gpu| driver.stream(gpu, 256));
         // Of the first each learns where the others are.
         for round in 0..3 {
             assert_eq!(ncclGroupStart(), SUCCESS);
@@ -451,6 +465,43 @@ fn what_a_thread_waits_for_on_one_gpu_finds_the_calls_of_others_given() {
             assert_eq!(ncclGroupEnd(), SUCCESS, "round {round}: {}", last_error(null_mut()));
             communicators.into_iter().for_each(is_well);
         }
+    });
+}
+
+/// Else a rank with the group and one that calls the same one by one, the sums first, wait for each other.
+#[test]
+fn messages_between_gpus_come_behind_collectives_by_way_of_the_host_of_other_communicators() {
+    let name = "messages_between_gpus_come_behind_collectives_by_way_of_the_host_of_other_communicators";
+    over_driver(name, &[("UNISONO_NCCL_TIMEOUT", "60")], |driver| {
+        let (exchanging, staged): ([ncclComm_t; 2], _) = (communicators(), two_on_each_gpu(driver));
+        let places = GPUS_OF_TWO.map(|gpu| driver.stream(gpu, 256));
+        let sums = || {
+            for (communicator, (stream, memory)) in staged.into_iter().zip(places) {
+                // SAFETY: live memory.
+                let called = unsafe { ncclAllReduce(memory, memory, 64, FLOAT, 0, communicator, stream) };
+                assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
+            }
+        };
+        let messages = || {
+            let [(sender, from), _, (receiver, to), _] = places;
+            // SAFETY: as above.
+            let called = unsafe {
+                [
+                    ncclSend(from, 64, FLOAT, 1, exchanging[0], sender),
+                    ncclRecv(to, 64, FLOAT, 0, exchanging[1], receiver),
+                ]
+            };
+            assert_eq!(called, [SUCCESS; 2], "{}", last_error(null_mut()));
+        };
+        for (calls, courier_is_last) in
+            [(vec![&sums as &dyn Fn()], 1), (vec![&sums, &messages], 0), (vec![&messages, &sums], 0)]
+        {
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            calls.iter().for_each(|call| call());
+            assert_eq!(ncclGroupEnd(), SUCCESS, "{}", last_error(null_mut()));
+            assert_eq!(driver.courier_is_last(), [courier_is_last; 2]);
+        }
+        exchanging.into_iter().chain(staged).for_each(is_well);
     });
 }
 

@@ -3,6 +3,7 @@
 #define cuEventQuery cuEventQueryAtOnce
 #define cuStreamQuery cuStreamQueryAtOnce
 #define cuLaunchKernel cuLaunchKernelAtOnce
+#define cuLaunchKernelEx cuLaunchKernelExAtOnce
 #define cuModuleLoadData cuModuleLoadDataOfAny
 #define cuEventRecord cuEventRecordWell
 #define cuStreamWaitEvent cuStreamWaitEventWell
@@ -10,6 +11,7 @@
 #undef cuEventQuery
 #undef cuStreamQuery
 #undef cuLaunchKernel
+#undef cuLaunchKernelEx
 #undef cuModuleLoadData
 #undef cuEventRecord
 #undef cuStreamWaitEvent
@@ -46,16 +48,33 @@ int cuModuleLoadData(intptr_t *module, const void *image) {
     return cuModuleLoadDataOfAny(module, image);
 }
 
-/* Kernels that each GPU was given, and by how many one was ahead of another at most. */
-int given[GPUS], most_ahead;
+/* Kernels that each GPU was given, by how many one was ahead of another at most, and whether the last is a courier. */
+int given[GPUS], most_ahead, courier_is_last[GPUS];
+
+static int gpu_of(intptr_t stream) {
+    intptr_t context;
+    cuStreamGetCtx(stream, &context);
+    return (int)context - 1;
+}
+
+static void note_last(intptr_t function, intptr_t stream) {
+    int gpu = gpu_of(stream);
+    courier_is_last[gpu] = 0;
+    for (int i = 0; i < GPUS; i++) courier_is_last[gpu] |= function == couriers[i];
+}
+
+int cuLaunchKernelEx(const struct config *config, intptr_t function, void **parameters, void **extra) {
+    note_last(function, config->stream);
+    return cuLaunchKernelExAtOnce(config, function, parameters, extra);
+}
 
 int cuLaunchKernel(intptr_t function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z,
                    unsigned shared, intptr_t stream, void **parameters, void **extra) {
-    intptr_t context;
-    cuStreamGetCtx(stream, &context);
-    given[context - 1]++;
+    int gpu = gpu_of(stream);
+    note_last(function, stream);
+    given[gpu]++;
     for (int i = 0; i < GPUS; i++) {
-        if (given[context - 1] - given[i] > most_ahead) most_ahead = given[context - 1] - given[i];
+        if (given[gpu] - given[i] > most_ahead) most_ahead = given[gpu] - given[i];
     }
     return cuLaunchKernelAtOnce(function, x, y, z, threads_x, threads_y, threads_z, shared, stream, parameters, extra);
 }

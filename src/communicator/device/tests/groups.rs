@@ -1,8 +1,9 @@
 //! Collectives that are one launch.
 
 use super::*;
-use crate::communicator::start_together;
+use crate::communicator::{start_parts, start_together};
 use crate::cuda::double::{Clock, DoubleKernels};
+use crate::schedule::Algorithm;
 
 /// A sum of so many words on a stream, in place.
 pub(super) fn request(count: u64, address: u64) -> Request {
@@ -304,4 +305,76 @@ fn a_message_is_beside_the_agreement_of_the_devices_for_a_collective_of_its_list
     for parent_sends in [false, true] {
         list_and_one_by_one(parent_sends, false);
     }
+}
+
+/// Whether the devices have agreed or do so for the list, and whichever way what is refused would go.
+#[test]
+fn messages_of_a_list_behind_a_refused_call_are_not_started() {
+    for (has_agreed, by_host) in [(true, false), (true, true), (false, false), (false, true)] {
+        let found = ranks(&processes(2), words, |parent, (double, devices, device)| {
+            let context = &parent.duplicate().expect("a child");
+            context.cuda().pretend(devices, 256);
+            context.cuda().pretend_loads(only(words));
+            context.cuda().pretend_kernels(Arc::new(DoubleKernels(double.clone())));
+            let _clock = Clock::start_slow(double);
+            let [memory, short, output] = [(); 3].map(|()| double.memory(*device, 8));
+            let timeout = Some(Duration::from_secs(20));
+            let call = Call { stream: Some(double.stream(*device)), timeout, ..Call::default() };
+            let sum = request(1, output);
+            if has_agreed {
+                // SAFETY: the double trusts no addresses.
+                unsafe { context.start(&sum, &call) }
+                    .expect("it starts")
+                    .wait(Deadline::NEVER)
+                    .expect("a sum");
+            }
+            let refused = request(1000, short);
+            let named = Call { algorithm: by_host.then_some(Algorithm::Ring as i32), ..call.clone() };
+            let message = message(context, Kind::Send, 8, memory);
+            let list = [(&sum, &call), (&refused, &named), (&message, &call)];
+            let list = list.map(|(request, call)| Part { context, request, call, awaited: true });
+            let list = if context.rank() == 0 { &list[..] } else { &list[..1] };
+            // SAFETY: the double trusts no addresses.
+            let works = unsafe { start_parts(list) };
+            works.into_iter().map(|work| work.and_then(|work| work.wait(Deadline::NEVER)).is_ok()).collect()
+        });
+        let found: [Vec<bool>; 2] = found.try_into().expect("two ranks");
+        assert_eq!(found, [vec![true, false, false], vec![true]], "agreed: {has_agreed}, by host: {by_host}");
+    }
+}
+
+/// Else the devices of the other one would wait for those of this one until their deadline.
+#[test]
+fn no_devices_agree_for_ranks_of_one_thread_of_which_one_has_its_memory_refused() {
+    let (double, devices) = process(2);
+    let store = Arc::new(HashStore::new());
+    let contexts: Vec<Context> = std::thread::scope(|scope| {
+        let create = |rank| Context::create(options(rank, 2, &store, "")).expect("ranks meet");
+        let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || create(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    });
+    let sums = |spoilt: Option<u32>| {
+        let sum = |(context, device): (&Context, u32)| {
+            context.cuda().pretend(&devices, 256);
+            context.cuda().pretend_loads(only(words));
+            let memory = double.memory(device, 8) + if spoilt == Some(device) { 5 } else { 0 };
+            let timeout = Some(Duration::from_secs(20));
+            let stream = Some(double.stream(device));
+            (request(1, memory), Call { stream, timeout, ..Call::default() })
+        };
+        let calls: Vec<(Request, Call)> = contexts.iter().zip(0..).map(sum).collect();
+        let list: Vec<_> =
+            contexts.iter().zip(&calls).map(|(context, (sum, call))| (context, sum, call)).collect();
+        // SAFETY: the double trusts no addresses.
+        let works = unsafe { start_together(&list) };
+        works.and_then(|works| works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop)))
+    };
+    for spoilt in 0..2 {
+        let error = sums(Some(spoilt)).expect_err("it is too long");
+        assert!(error.text().contains("has 3 bytes left in its allocation"), "{error}");
+        for context in &contexts {
+            assert_eq!((context.failure(), context.device_way()), (None, None), "rank {spoilt}'s memory");
+        }
+    }
+    assert_eq!(sums(None), Ok(()));
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::communicator::start_together;
 use crate::cuda::queues::MOST;
 use crate::cuda::stream::Stream;
+use crate::schedule::Algorithm;
 
 #[test]
 fn composed_calls_have_the_bits_of_host_memory() {
@@ -437,16 +438,27 @@ fn what_is_launched_and_not_followed_is_settled_with_the_context_or_fails_it() {
 /// What comes of calls of four ranks on two hosts. Rank 0 has its own in a list, the others make theirs one by
 /// one.
 fn lists_and_one_by_one(calls: &(dyn Fn(&Rank, u64) -> Vec<Request> + Sync)) {
-    let answers = ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
-        let call = Call { timeout: Some(Duration::from_secs(20)), ..rank.call() };
+    list_and_one_by_one(0, &|rank| {
         let calls = calls(rank, rank.double.memory(rank.device, 600));
+        calls.into_iter().map(|one| (rank.context.clone(), one, rank.call())).collect()
+    });
+}
+
+/// A call and its context.
+type Listed = (Context, Request, Call);
+
+/// As [`lists_and_one_by_one`], but rank `listed` has the list.
+fn list_and_one_by_one(listed: u32, calls: &(dyn Fn(&Rank) -> Vec<Listed> + Sync)) {
+    let answers = ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
+        let mut calls = calls(rank);
+        calls.iter_mut().for_each(|(.., call)| call.timeout = Some(Duration::from_secs(20)));
         // SAFETY: the double trusts no address.
         let works = unsafe {
-            if rank.context.rank() == 0 {
-                let list: Vec<_> = calls.iter().map(|one| (&rank.context, one, &call)).collect();
+            if rank.context.rank() == listed {
+                let list: Vec<_> = calls.iter().map(|(context, one, call)| (context, one, call)).collect();
                 start_together(&list)
             } else {
-                calls.iter().map(|one| rank.context.start(one, &call)).collect()
+                calls.iter().map(|(context, one, call)| context.start(one, call)).collect()
             }
         };
         works.and_then(|works| works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop)))
@@ -485,4 +497,49 @@ fn a_message_between_hosts_is_beside_a_composed_call_of_its_list() {
             _ => vec![sum],
         }
     });
+}
+
+/// No thread has a current device.
+#[test]
+fn a_default_stream_of_a_list_is_that_of_the_memorys_device() {
+    list_and_one_by_one(1, &|rank| {
+        let (memory, (_, sum)) = (rank.double.memory(rank.device, 300), rank.sum(64));
+        let calls = match rank.context.rank() {
+            1 => vec![message_of(Kind::Send, 3, memory), sum],
+            3 => vec![message_of(Kind::Receive, 1, memory), sum],
+            _ => vec![sum],
+        };
+        let call = Call { stream: Some(StreamHandle::LEGACY), ..Call::default() };
+        calls.into_iter().map(|one| (rank.context.clone(), one, call.clone())).collect()
+    });
+}
+
+/// Whichever way these go, of their context or another one, and wherever the list has them.
+#[test]
+fn messages_between_gpus_come_behind_the_collectives_of_their_list() {
+    for case in 0..8 {
+        let [of_another, by_host, is_behind] = [1, 2, 4].map(|bit| case & bit != 0);
+        list_and_one_by_one(0, &|rank| {
+            let (context, other) = (rank.context.clone(), rank.context.duplicate().expect("another"));
+            other.cuda().pretend(&rank.devices, PIECE);
+            other.cuda().pretend_loads(LOADS);
+            other.cuda().pretend_kernels(Arc::new(DoubleKernels(rank.double.clone())));
+            let of = if of_another { other } else { context.clone() };
+            let algorithm = by_host.then_some(Algorithm::Ring as i32);
+            if of_another && !by_host {
+                agree(&of, rank.device, &rank.devices).expect("an agreement");
+            }
+            let (memory, (_, sum)) = (rank.double.memory(rank.device, 300), rank.sum(64));
+            let mut calls = vec![(of, sum, Call { algorithm, ..rank.call() })];
+            match context.rank() {
+                0 => calls.push((context, message_of(Kind::Receive, 1, memory), rank.call())),
+                1 => calls.push((context, message_of(Kind::Send, 0, memory), rank.call())),
+                _ => {}
+            }
+            if is_behind && rank.context.rank() == 0 {
+                calls.reverse();
+            }
+            calls
+        });
+    }
 }
