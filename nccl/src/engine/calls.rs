@@ -10,7 +10,7 @@ use unisono::cuda::joined;
 use unisono::cuda::stream::Stream;
 use unisono::reduce::DataType;
 
-use super::{Failed, Launch, read_factor};
+use super::{Failed, Launch, OneSided, read_factor};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::place::{Place, devices};
@@ -116,7 +116,7 @@ impl Calls {
     }
 
     /// Notes that the communicator is called on this stream.
-    fn note_stream(&mut self, communicator: &Arc<Communicator>, stream: usize) {
+    pub(super) fn note_stream(&mut self, communicator: &Arc<Communicator>, stream: usize) {
         let Place::Device(device) = communicator.place else { return };
         let is_its = |streams: &Streams| Arc::ptr_eq(&streams.communicator, communicator);
         match self.streams.iter_mut().rfind(|streams| is_its(streams)) {
@@ -133,14 +133,16 @@ impl Calls {
     }
 
     /// The streams of each communicator that is called on several: a group is one operation, for each of
-    /// them. Not those of sends and receives alone that GPUs do: they are one launch.
-    pub(super) fn joined(&self) -> Result<Vec<Joined>> {
+    /// them. Not those of sends and receives alone that GPUs do: they are one launch. `one_sided`: what the
+    /// group has beside the calls.
+    pub(super) fn joined(&self, one_sided: &[OneSided]) -> Result<Vec<Joined>> {
         let is_apart = |streams: &&Streams| {
             let is_its = |communicator: &Arc<Communicator>| Arc::ptr_eq(communicator, &streams.communicator);
             let is_gathered =
                 |gathered: &Gathered| is_its(&gathered.communicator) && gathered.turns[0].has_collectives();
             !streams.others.is_empty()
                 && (self.others.iter().any(|launch| is_its(&launch.communicator))
+                    || one_sided.iter().any(|one| is_its(&one.communicator))
                     || self.gathered.iter().any(is_gathered))
         };
         self.streams.iter().filter(is_apart).map(Joined::new).collect()

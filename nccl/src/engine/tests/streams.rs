@@ -1,6 +1,7 @@
 //! One communicator on several streams: its calls are in one order.
 
 use super::*;
+use crate::one_sided::{ncclWaitSignal, ncclWaitSignalDesc_t};
 
 const KERNEL: isize = 1;
 const WAIT: isize = 3;
@@ -52,6 +53,10 @@ impl Rank {
                 Call::Send(peer) => ncclSend(from, 1, INT, peer, communicator, stream),
                 Call::Receive(peer) => ncclRecv(to, 1, INT, peer, communicator, stream),
                 Call::Signal(peer) => ncclSignal(peer, 0, 0, 0, communicator, stream),
+                Call::WaitFor(peer) => {
+                    let mut from = ncclWaitSignalDesc_t { opCnt: 1, peer, sigIdx: 0, ctx: 0 };
+                    ncclWaitSignal(1, &mut from, communicator, stream)
+                }
             }
         };
         assert_eq!(called, SUCCESS, "{}", last_error(null_mut()));
@@ -66,6 +71,7 @@ enum Call {
     Send(c_int),
     Receive(c_int),
     Signal(c_int),
+    WaitFor(c_int),
 }
 
 fn two_ranks(driver: &Driver) -> [Rank; 2] {
@@ -87,6 +93,10 @@ fn call_once(ranks: &[Rank]) {
 /// Which of what streams were given is the first that is so.
 fn first(steps: &[Step], so: impl Fn(&Step) -> bool) -> usize {
     steps.iter().position(so).unwrap_or_else(|| panic!("none of {steps:?}"))
+}
+
+fn is_kernel_on(stream: usize) -> impl Fn(&Step) -> bool {
+    move |step| step.what == KERNEL && step.stream == stream
 }
 
 fn waits_for(stream: usize, of: usize) -> impl Fn(&Step) -> bool {
@@ -157,6 +167,34 @@ fn who_stays_on_one_stream_has_it_wait_for_nothing() {
     let name = "streams::who_stays_on_one_stream_has_it_wait_for_nothing";
     over_driver(name, &[("UNISONO_P2P", "0")], body);
     over_driver(name, &[], body);
+}
+
+#[test]
+fn a_group_of_one_sided_operations_and_calls_on_two_streams_is_one_operation() {
+    let name = "streams::a_group_of_one_sided_operations_and_calls_on_two_streams_is_one_operation";
+    over_driver(name, &[], |driver| {
+        let ranks = two_ranks(driver);
+        call_once(&ranks);
+        let [rank, other] = ranks;
+        for [call, others] in [[Call::Sum, Call::Sum], [Call::Send(1), Call::Receive(0)]] {
+            driver.steps();
+            in_a_group(|| {
+                rank.call(Call::Signal(1), [0, 0], 0);
+                rank.call(Call::WaitFor(1), [0, 0], 0);
+                rank.call(call, [0, 0], 1);
+                other.call(others, [0, 0], 0);
+            });
+            let ([a, b], steps) = (rank.streams, driver.steps());
+            let is_signal = is_kernel_on(a);
+            assert_eq!(steps.iter().filter(|step| is_signal(step)).count(), 2, "{call:?}: {steps:?}");
+            let (signals, calls) = (first(&steps, is_signal), first(&steps, is_kernel_on(b)));
+            assert!(first(&steps, waits_for(a, b)) < signals, "{call:?}: {steps:?}");
+            // Behind the signals.
+            let waits = signals + first(&steps[signals..], waits_for(b, a));
+            assert!(waits < calls, "{call:?}: {steps:?}");
+            assert!(steps[calls..].iter().any(waits_for(a, b)), "{call:?}: {steps:?}");
+        }
+    });
 }
 
 /// What comes on another stream than the call before it waits for that.
