@@ -1,5 +1,6 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
+mod line;
 mod making;
 mod suspended;
 #[cfg(test)]
@@ -12,11 +13,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use unisono::communicator::{Completion, Context, Options, Recall, Rendezvous, Rest, Work};
+use unisono::cuda::stream::StreamName;
 use unisono::deadline::Deadline;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::tcp_server::ServerHandle;
 use unisono::sys::fork;
 
+use self::line::Started;
 use self::making::Children;
 pub(crate) use self::making::Making;
 pub(crate) use self::waits::Wait;
@@ -109,7 +112,9 @@ pub(crate) struct Communicator {
     /// For ranks that are to join it.
     invitation: Mutex<Option<Invitation>>,
     /// What was started on each stream last, and what the host has a part in.
-    started: Arc<Mutex<Vec<(usize, Work)>>>,
+    started: Arc<Mutex<Vec<Started>>>,
+    /// The stream that comes behind all that its streams were given, once there is one.
+    last: Mutex<Option<StreamName>>,
     /// Calls in host memory, which are not among that.
     waits: Waits,
     /// The first failure among that: a message's is not the group's.
@@ -235,6 +240,7 @@ impl Communicator {
             children: Arc::default(),
             invitation: Mutex::default(),
             started: Arc::default(),
+            last: Mutex::default(),
             waits: Waits::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
@@ -444,7 +450,7 @@ impl Communicator {
             _ if self.is_stopped() => None,
             None => self.meeting().aborted.then(aborted),
             Some(Ok(context)) => context.failure().or_else(|| {
-                self.started().retain(|(_, work)| !self.has_ended(work));
+                self.started().retain(|one| !self.has_ended(&one.work));
                 self.lost.get().cloned()
             }),
         };
@@ -505,8 +511,8 @@ impl Communicator {
         }
         let started = self.started.clone();
         Rest::Asked(Box::new(move || {
-            let started = started.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            started.iter().all(|(_, work)| matches!(work.peek(), Some(Ok(_))))
+            let started: Vec<Work> = works_of(&started.lock().unwrap_or_else(PoisonError::into_inner));
+            started.iter().all(|work| matches!(work.peek(), Some(Ok(_))))
         }))
     }
 
@@ -537,31 +543,6 @@ impl Communicator {
         }
     }
 
-    /// Keeps in sight what was started together on `stream`. What the stream was given before is done before
-    /// it. What GPUs do alone need not be kept.
-    pub(crate) fn keep(&self, stream: usize, works: impl IntoIterator<Item = Work>) {
-        let mut works = works.into_iter().peekable();
-        if works.peek().is_none() {
-            return;
-        }
-        let mut started = self.started();
-        // Only looks, and no further than to the first that runs: each call has up to 64 before it. Mostly
-        // that is the first of all.
-        let runs_on = |work: &Work| work.is_hosted() && !self.is_ended(work.peek());
-        let first = started.iter().find(|(other, _)| *other == stream);
-        if !first.is_some_and(|(_, work)| runs_on(work)) {
-            let mut runs = false;
-            started.retain(|(other, work)| {
-                if *other != stream {
-                    return true;
-                }
-                runs |= runs_on(work);
-                runs && work.is_hosted()
-            });
-        }
-        started.extend(works.map(|work| (stream, work)));
-    }
-
     /// The calling thread waits in a call until that is dropped: whoever ends the communicator waits for it.
     pub(crate) fn begin_wait(&self) -> Wait<'_> {
         self.waits.begin()
@@ -587,7 +568,7 @@ impl Communicator {
             return false;
         }
         let mut started = self.started();
-        started.retain(|(_, work)| !self.has_ended(work));
+        started.retain(|one| !self.has_ended(&one.work));
         // What the driver cannot tell any more does not run.
         started.is_empty() && self.group().map_or(true, |context| context.is_settled().unwrap_or(true))
     }
@@ -605,14 +586,14 @@ impl Communicator {
     /// Waits for everything that was called, but not for what others set up.
     fn finish_started(&self, deadline: Deadline) -> Result<()> {
         // They stay in sight: other threads ask for failures meanwhile, or wait, too.
-        let started: Vec<Work> = self.started().iter().map(|(_, work)| work.clone()).collect();
+        let started = works_of(&self.started());
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody
         // aborts.
         let mut results: Vec<_> = started.iter().map(|work| work.wait(deadline).map(drop)).collect();
         if !self.waits.drain(deadline) {
             results.push(Err(Error::new(Status::Timeout, "a call on the communicator is still under way")));
         }
-        self.started().retain(|(_, work)| !self.has_ended(work));
+        self.started().retain(|one| !self.has_ended(&one.work));
         if let Ok(context) = self.group() {
             results.push(context.settle(deadline));
         }
@@ -626,9 +607,13 @@ impl Communicator {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
+    fn started(&self) -> MutexGuard<'_, Vec<Started>> {
         self.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn works_of(started: &[Started]) -> Vec<Work> {
+    started.iter().map(|one| one.work.clone()).collect()
 }
 
 const NOT_CREATED: &str = "the communicator could not be created";

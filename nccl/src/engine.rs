@@ -45,6 +45,8 @@ pub(crate) struct Launch {
 /// Has a stream put, signal or wait.
 pub(crate) struct OneSided {
     pub(crate) communicator: Arc<Communicator>,
+    /// The client's stream.
+    pub(crate) stream: usize,
     pub(crate) start: Box<dyn FnOnce() -> Result<()>>,
 }
 
@@ -165,6 +167,7 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
     if launch.is_empty() {
         return launch.check();
     }
+    communicator.line_up(launch.stream, launch.request.kind.point_to_point())?;
     launch.resolve()?;
     let call = launch.call();
     match communicator.place {
@@ -184,6 +187,12 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Has a stream put, signal or wait, in no group.
+pub(crate) fn start_one_sided(one: OneSided) -> Result<()> {
+    one.communicator.line_up(one.stream, true)?;
+    (one.start)()
 }
 
 /// What has failed of a group's calls.
@@ -231,7 +240,8 @@ impl Failed {
 /// Starts the calls of a group. What stands behind one that cannot be started is not, if it is of the same
 /// communicator; calls of others are. The first error is returned.
 pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<()> {
-    let joined = calls.joined()?;
+    one_sided.iter().for_each(|one| calls.note_stream(&one.communicator, one.stream));
+    let joined = calls.joined(&one_sided)?;
     let copies = take_messages_to_itself(&mut calls.others)?;
     if one_sided.is_empty()
         && let Some(only) = calls.only_other()
@@ -241,15 +251,22 @@ pub(crate) fn launch_all(mut calls: Calls, one_sided: Vec<OneSided>) -> Result<(
     calls.others.retain(|launch| !launch.is_empty());
     let mut failed = Failed::default();
     calls.find(&mut failed);
+    calls.line_up(&mut failed);
+    // Calls that nothing orders are not to begin.
+    let meet = |failed: &mut Failed| {
+        for streams in &joined {
+            failed.or_start(streams.communicator(), || streams.meet());
+        }
+    };
+    if !one_sided.is_empty() {
+        meet(&mut failed);
+    }
     // Before all calls, as NCCL has them: calls of other ranks may be behind a wait for what this one sends,
     // and calls of this one need what it waits for.
-    for OneSided { communicator, start } in one_sided {
+    for OneSided { communicator, start, .. } in one_sided {
         failed.or_start(&communicator, start);
     }
-    // Calls that nothing orders are not to begin.
-    for streams in &joined {
-        failed.or_start(streams.communicator(), || streams.meet());
-    }
+    meet(&mut failed);
     // If the memory of one is refused, nothing else of its communicator is to have been started.
     for copy in &copies {
         failed.or_start(&copy.communicator, || copy.start());

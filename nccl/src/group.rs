@@ -177,27 +177,25 @@ pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
 /// Puts or signals, now or at the end of the group.
 pub(crate) fn put_or_signal(
     communicator: Arc<Communicator>,
+    stream: usize,
     start: impl FnOnce() -> Result<()> + 'static,
 ) -> Result<ncclResult_t> {
-    one_sided(communicator, Box::new(start), |group| &mut group.sent)
+    one_sided(OneSided { communicator, stream, start: Box::new(start) }, |group| &mut group.sent)
 }
 
 /// Waits for signals, now or at the end of the group, behind what it puts and signals: others may wait for
 /// that first.
 pub(crate) fn wait_signals(
     communicator: Arc<Communicator>,
+    stream: usize,
     start: impl FnOnce() -> Result<()> + 'static,
 ) -> Result<ncclResult_t> {
-    one_sided(communicator, Box::new(start), |group| &mut group.waits)
+    one_sided(OneSided { communicator, stream, start: Box::new(start) }, |group| &mut group.waits)
 }
 
-fn one_sided(
-    communicator: Arc<Communicator>,
-    start: Box<dyn FnOnce() -> Result<()>>,
-    list: fn(&mut Group) -> &mut Vec<OneSided>,
-) -> Result<ncclResult_t> {
-    let now = keep(OneSided { communicator, start }, |group, one| list(group).push(one));
-    now.map_or(Ok(()), |one| (one.start)()).map(|()| SUCCESS)
+fn one_sided(one: OneSided, list: fn(&mut Group) -> &mut Vec<OneSided>) -> Result<ncclResult_t> {
+    let now = keep(one, |group, one| list(group).push(one));
+    now.map_or(Ok(()), engine::start_one_sided).map(|()| SUCCESS)
 }
 
 /// Whether this thread is in a group.
@@ -494,7 +492,7 @@ mod tests {
         let ([first, second], (signal, signalled)) = (pair(), mpsc::channel());
         thread::scope(|scope| {
             let puts = scope.spawn(|| {
-                let put = put_or_signal(first.clone(), move || {
+                let put = put_or_signal(first.clone(), 0, move || {
                     PLACES[1].store(4, Ordering::SeqCst);
                     signal.send(()).expect("the other waits");
                     Ok(())
@@ -503,7 +501,7 @@ mod tests {
             });
             let waits = scope.spawn(|| {
                 assert_eq!(ncclGroupStart(), SUCCESS);
-                let waits = wait_signals(second.clone(), move || {
+                let waits = wait_signals(second.clone(), 0, move || {
                     signalled.recv_timeout(SOON).expect("the other signals");
                     assert_eq!(PLACES[1].load(Ordering::SeqCst), 4, "the sum is there before what it is of");
                     Ok(())
@@ -522,7 +520,7 @@ mod tests {
         thread::scope(|scope| {
             let puts = scope.spawn(|| {
                 assert_eq!(ncclGroupStart(), SUCCESS);
-                let puts = put_or_signal(first.clone(), move || {
+                let puts = put_or_signal(first.clone(), 0, move || {
                     put.send(PLACES[0].load(Ordering::SeqCst)).expect("the other waits");
                     Ok(())
                 });
@@ -547,7 +545,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let sends = |communicator: &Arc<Communicator>, name, result: Result<()>| {
             let (communicator, tell) = (communicator.clone(), tell.clone());
-            put_or_signal(communicator, move || {
+            put_or_signal(communicator, 0, move || {
                 tell.send(name).expect("the test listens");
                 result
             })
@@ -562,7 +560,7 @@ mod tests {
         });
         assert!(calls.eq([Ok(SUCCESS), Ok(SUCCESS)]));
         let kept = [
-            wait_signals(one.clone(), move || {
+            wait_signals(one.clone(), 0, move || {
                 waits.send("a wait").expect("the test listens");
                 Ok(())
             }),

@@ -51,7 +51,7 @@ pub unsafe extern "C" fn ncclPutSignal(
             // At the group's end it would be refused behind what has been sent.
             from.communicator.group()?.check_put(address, bytes as u64, peer, window.window()?, offset)?;
         }
-        group::put_or_signal(from.communicator.clone(), move || {
+        group::put_or_signal(from.communicator.clone(), from.stream, move || {
             let (context, call) = from.called()?;
             // SAFETY: the client's promise: the memory is valid until the stream has done it, and the stream
             // lives.
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn ncclSignal(
         let from = OneSided::new(comm, stream)?;
         let peer = from.peer(peer)?;
         check_zeros(&[("sigIdx", sigIdx.into()), ("ctx", ctx.into()), ("flags", flags.into())])?;
-        group::put_or_signal(from.communicator.clone(), move || {
+        group::put_or_signal(from.communicator.clone(), from.stream, move || {
             let (context, call) = from.called()?;
             // SAFETY: the client's promise: the stream lives.
             unsafe { context.signal(peer, &call) }
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn ncclWaitSignal(
             };
             from.push((on.peer(peer)?, signals));
         }
-        group::wait_signals(on.communicator.clone(), move || {
+        group::wait_signals(on.communicator.clone(), on.stream, move || {
             let (context, call) = on.called()?;
             // SAFETY: the client's promise: the stream lives.
             unsafe { context.wait_signals(&from, &call) }

@@ -172,6 +172,7 @@ fi
 if wanted contracts && ! lacks contracts torch; then
     if [ "$gpus" -gt 1 ]; then
         client contracts 120 python3 "$here/scripts/gpu/nccl_contracts.py" "$ours"
+        client contracts-apart 60 env UNISONO_P2P=0 python3 "$here/scripts/gpu/nccl_contracts.py" "$ours" streams joined circle
     else
         skip contracts "it needs two GPUs"
     fi

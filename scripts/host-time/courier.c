@@ -28,8 +28,11 @@ struct call {
     uint32_t near, next[DESKS], blocks[DESKS];
 };
 
+/* A courier, or what holds up those behind it. */
 struct courier {
     struct call call;
+    const uint32_t *word;
+    uint32_t value;
     intptr_t stream;
     int come, gone[DESKS];
     struct courier *next;
@@ -79,6 +82,7 @@ static void serve(struct courier *courier, int side) {
 /* Whether it has left. */
 static int advance(struct courier *courier) {
     int gone = 1;
+    if (courier->word != NULL) return (int32_t)(__atomic_load_n(courier->word, __ATOMIC_ACQUIRE) - courier->value) >= 0;
     for (int side = 0; side < DESKS; side++) {
         if (courier->call.blocks[side] == 0) continue;
         if (!courier->come) __atomic_store_n(&courier->call.stand->desk[side].here, courier->call.next[side], __ATOMIC_RELEASE);
@@ -118,14 +122,25 @@ static void start(void) {
     pthread_create(&thread, NULL, run, NULL);
 }
 
-void launch_courier(intptr_t stream, const void *parameter) {
+static void add(intptr_t stream, struct courier *courier) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    struct courier *courier = calloc(1, sizeof *courier);
-    courier->call = *(const struct call *)parameter;
     courier->stream = stream;
     pthread_mutex_lock(&lock);
     *end = courier;
     end = &courier->next;
     pthread_mutex_unlock(&lock);
     pthread_once(&once, start);
+}
+
+void launch_courier(intptr_t stream, const void *parameter) {
+    struct courier *courier = calloc(1, sizeof *courier);
+    courier->call = *(const struct call *)parameter;
+    add(stream, courier);
+}
+
+void hold_couriers(intptr_t stream, const uint32_t *word, uint32_t value) {
+    struct courier *held = calloc(1, sizeof *held);
+    held->word = word;
+    held->value = value;
+    add(stream, held);
 }

@@ -15,6 +15,7 @@ mod finishing;
 mod growth;
 mod hosts;
 mod limits;
+mod lined_up;
 #[cfg(test)]
 mod medley;
 mod meeting;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Completion;
 use super::ahead;
@@ -182,12 +182,9 @@ impl Work {
     /// # Safety
     /// It is a stream, and lives.
     pub unsafe fn block_stream(&self, stream: StreamHandle) -> Result<()> {
-        let running = match &self.state {
-            State::Ended(_) => return Ok(()),
-            _ if self.test().is_some() => return Ok(()),
-            State::Enqueued(_) => None,
-            State::Running(running) => Some(running),
-        };
+        if self.test().is_some() {
+            return Ok(());
+        }
         let devices = match &self.devices {
             Some(devices) => devices.clone(),
             None => Devices::open()?,
@@ -196,20 +193,28 @@ impl Work {
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::borrow(&devices, device, stream) }?;
         stream.refuse_capture("stream", "a stream in capture cannot wait for work that runs now")?;
-        match (&self.state, running) {
-            (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
-            (_, Some(running)) if !may_wait_for(running, &stream)? => {
+        self.block(&stream, None)
+    }
+
+    /// As [`Work::block_stream`], of a stream that is not being captured. `timeout`: how long to wait at most
+    /// until it may wait for one more; `None`: as long as the context of the operation has it.
+    pub(super) fn block(&self, stream: &Stream, timeout: Option<Duration>) -> Result<()> {
+        match &self.state {
+            State::Ended(_) => Ok(()),
+            State::Enqueued(enqueued) => stream.wait(&enqueued.event),
+            State::Running(running) if !may_wait_for(running, stream)? => {
                 // Its failure is the work's to tell.
                 let _ = self.wait(Deadline::NEVER);
                 Ok(())
             }
-            (_, Some(running)) => {
-                ahead::make_room(&stream, running.group(), || Deadline::after(running.group().timeout()))?;
-                let word = Arc::new(devices.word(device)?);
+            State::Running(running) => {
+                let (group, devices) = (running.group(), stream.devices());
+                ahead::make_room(stream, group, || Deadline::after(timeout.unwrap_or(group.timeout())))?;
+                let word = Arc::new(devices.word(stream.device())?);
                 running.holds(&word);
                 let held = devices.note_held();
                 stream.wait_word(&word)?;
-                ahead::note(&stream, running, None);
+                ahead::note(stream, running, None);
                 running.group().endpoint().kick();
                 running.on_complete(Box::new(move |_| {
                     word.release();
@@ -217,7 +222,6 @@ impl Work {
                 }));
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 
@@ -355,7 +359,6 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
     use crate::communicator::context::Membership;

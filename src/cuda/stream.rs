@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use super::context::Devices;
 use super::driver::{Capture, GraphRecord, HostFunction, Priority, StreamHandle};
@@ -9,6 +10,39 @@ use super::event::Event;
 use super::word::Word;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
+
+/// What tells a stream from the others of its device. Handles come back after a destroy, also while the
+/// stream that had them still does what it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamName {
+    /// The legacy default stream.
+    Legacy,
+    /// The default stream of this thread.
+    OfThread(ThreadId),
+    /// The one of this number, which the driver never uses again.
+    Number(u64),
+    /// One of which the driver does not tell that, such as one that is being captured.
+    Unknown(StreamHandle),
+}
+
+impl StreamName {
+    /// That of a stream of `device`.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn of(devices: &Devices, device: u32, handle: StreamHandle) -> StreamName {
+        // SAFETY: the caller's promise.
+        let number = || unsafe { devices.driver().stream_id(handle) };
+        match handle {
+            StreamHandle::PER_THREAD => StreamName::OfThread(std::thread::current().id()),
+            _ if handle.is_legacy() => StreamName::Legacy,
+            // A thread without a context may have to have one.
+            _ => number()
+                .or_else(|_| devices.enter(device).and_then(|_entered| number()))
+                .map_or(StreamName::Unknown(handle), StreamName::Number),
+        }
+    }
+}
 
 /// A stream of one device. An owned one is destroyed on drop; a borrowed one stays its owner's.
 ///

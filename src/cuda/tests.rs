@@ -9,7 +9,7 @@ use super::driver::{CaptureMode, DeviceCalls, Memory, StreamHandle};
 use super::event::Event;
 use super::joined;
 use super::memory::{DeviceBuffer, PinnedBuffer};
-use super::stream::Stream;
+use super::stream::{Stream, StreamName};
 use crate::deadline::Deadline;
 use crate::error::Status;
 
@@ -199,6 +199,27 @@ fn streams_of_contexts_that_the_program_has_made_are_refused_by_name() {
         // SAFETY: pushed above.
         unsafe { double.pop_context() }.expect("what was pushed");
     }
+}
+
+#[test]
+fn a_stream_has_another_name_than_the_one_that_had_its_handle() {
+    let (double, devices) = open(Order::RoundRobin);
+    // SAFETY: the double trusts no handles.
+    let name = |handle| unsafe { StreamName::of(&devices, 0, handle) };
+    let made = || {
+        let stream = Stream::new(&devices, 0, false).expect("a stream");
+        assert_eq!(name(stream.handle()), name(stream.handle()));
+        (stream.handle(), name(stream.handle()))
+    };
+    let (first, second) = (made(), made());
+    assert!(first.0 == second.0 && first.1 != second.1, "{first:?}, {second:?}");
+    assert_eq!(name(StreamHandle::NULL), name(StreamHandle::LEGACY));
+    let of_a_thread = || std::thread::scope(|scope| scope.spawn(|| name(StreamHandle::PER_THREAD)).join());
+    assert_ne!(of_a_thread().expect("no panic"), of_a_thread().expect("no panic"));
+    let handle = double.stream(0);
+    double.begin_capture(handle, 0);
+    assert_eq!(name(handle), StreamName::Unknown(handle));
+    double.end_capture(handle, 0).expect("it is captured");
 }
 
 #[test]

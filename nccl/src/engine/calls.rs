@@ -10,7 +10,7 @@ use unisono::cuda::joined;
 use unisono::cuda::stream::Stream;
 use unisono::reduce::DataType;
 
-use super::{Failed, Launch, read_factor};
+use super::{Failed, Launch, OneSided, read_factor};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::place::{Place, devices};
@@ -87,7 +87,7 @@ impl Calls {
         let context = launch.working_group()?;
         let added = self.gather(&launch, context)?;
         if added != Added::Empty && !launch.is_empty() {
-            self.note_stream(&launch);
+            self.note_stream(&launch.communicator, launch.stream);
         }
         if added == Added::Not {
             launch.check_in(context)?;
@@ -115,32 +115,34 @@ impl Calls {
         gathered.chain(others)
     }
 
-    fn note_stream(&mut self, launch: &Launch) {
-        let Launch { communicator, stream, .. } = launch;
+    /// Notes that the communicator is called on this stream.
+    pub(super) fn note_stream(&mut self, communicator: &Arc<Communicator>, stream: usize) {
         let Place::Device(device) = communicator.place else { return };
         let is_its = |streams: &Streams| Arc::ptr_eq(&streams.communicator, communicator);
         match self.streams.iter_mut().rfind(|streams| is_its(streams)) {
             Some(Streams { first, others, .. }) => {
-                if first != stream && !others.contains(stream) {
-                    others.push(*stream);
+                if *first != stream && !others.contains(&stream) {
+                    others.push(stream);
                 }
             }
             None => {
-                let (communicator, first) = (communicator.clone(), *stream);
-                self.streams.push(Streams { communicator, device, first, others: Vec::new() });
+                let communicator = communicator.clone();
+                self.streams.push(Streams { communicator, device, first: stream, others: Vec::new() });
             }
         }
     }
 
     /// The streams of each communicator that is called on several: a group is one operation, for each of
-    /// them. Not those of sends and receives alone that GPUs do: they are one launch.
-    pub(super) fn joined(&self) -> Result<Vec<Joined>> {
+    /// them. Not those of sends and receives alone that GPUs do: they are one launch. `one_sided`: what the
+    /// group has beside the calls.
+    pub(super) fn joined(&self, one_sided: &[OneSided]) -> Result<Vec<Joined>> {
         let is_apart = |streams: &&Streams| {
             let is_its = |communicator: &Arc<Communicator>| Arc::ptr_eq(communicator, &streams.communicator);
             let is_gathered =
                 |gathered: &Gathered| is_its(&gathered.communicator) && gathered.turns[0].has_collectives();
             !streams.others.is_empty()
                 && (self.others.iter().any(|launch| is_its(&launch.communicator))
+                    || one_sided.iter().any(|one| is_its(&one.communicator))
                     || self.gathered.iter().any(is_gathered))
         };
         self.streams.iter().filter(is_apart).map(Joined::new).collect()
@@ -190,6 +192,21 @@ impl Calls {
             if let Err(error) = gathered.find() {
                 failed.stop(&gathered.communicator, error);
             }
+        }
+    }
+
+    /// Has the first stream of each communicator come behind what the communicator was called for before:
+    /// where there are others, they meet it, or what is launched there. What keeps it from that keeps the
+    /// calls from starting, as in [`Calls::find`].
+    pub(super) fn line_up(&self, failed: &mut Failed) {
+        for Streams { communicator, first, .. } in &self.streams {
+            let is_its = |other: &Arc<Communicator>| Arc::ptr_eq(other, communicator);
+            let messages = self.gathered.iter().all(|all| all.collectives == 0 || !is_its(&all.communicator))
+                && self
+                    .others
+                    .iter()
+                    .all(|one| one.request.kind.point_to_point() || !is_its(&one.communicator));
+            failed.or_start(communicator, || communicator.line_up(*first, messages));
         }
     }
 

@@ -1,6 +1,8 @@
 //! Calls on GPUs, over a driver that has none: see tests/driver.c. Each test is a process of its own, which
 //! has loaded it.
 
+mod streams;
+
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -31,7 +33,11 @@ fn over_driver(name: &str, settings: &[(&str, &str)], body: fn(&Driver)) {
     if std::env::var_os(IS_THERE).is_some() {
         return body(&Driver::load());
     }
-    let folder = std::env::temp_dir().join(format!("unisono-driver-{}-{name}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!(
+        "unisono-driver-{}-{}",
+        std::process::id(),
+        name.replace("::", "-")
+    ));
     std::fs::create_dir_all(&folder).expect("a folder");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = Command::new("cc")
@@ -114,6 +120,17 @@ impl Driver {
         unsafe { self.symbol(c"courier_is_last").cast::<[c_int; 2]>().read() }
     }
 
+    /// What streams were given since they were asked for last.
+    fn steps(&self) -> Vec<Step> {
+        // SAFETY: an int of the driver's, and so many of its structs; no thread gives a stream anything just
+        // now.
+        unsafe {
+            let count = self.symbol(c"step_count").cast::<c_int>().replace(0);
+            assert!(count <= 1 << 14, "it notes no more");
+            std::slice::from_raw_parts(self.symbol(c"steps").cast::<Step>(), count as usize).to_vec()
+        }
+    }
+
     /// Does something with a GPU current.
     fn on<T>(&self, gpu: c_int, body: impl FnOnce() -> T) -> T {
         type Retain = unsafe extern "C" fn(*mut isize, c_int) -> c_int;
@@ -148,6 +165,15 @@ impl Driver {
         assert_eq!(answers, [0; 2]);
         (stream, memory)
     }
+}
+
+/// What a stream was given, as the driver has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+struct Step {
+    what: isize,
+    stream: usize,
+    of: usize,
 }
 
 /// Communicators of this process, one for each GPU.

@@ -4,6 +4,7 @@
 mod captures;
 mod groups;
 mod leaving;
+mod lined_up;
 mod lists;
 mod one_sided;
 mod points;

@@ -5,8 +5,10 @@
 #define cuLaunchKernel cuLaunchKernelAtOnce
 #define cuLaunchKernelEx cuLaunchKernelExAtOnce
 #define cuModuleLoadData cuModuleLoadDataOfAny
-#define cuEventRecord cuEventRecordWell
-#define cuStreamWaitEvent cuStreamWaitEventWell
+#define cuEventRecord cuEventRecordAtOnce
+#define cuStreamWaitEvent cuStreamWaitEventAtOnce
+#define cuStreamWaitValue32_v2 cuStreamWaitValue32AtOnce
+#define cuMemcpyDtoDAsync_v2 cuMemcpyDtoDAtOnce
 #include "../../../../scripts/host-time/driver.c"
 #undef cuEventQuery
 #undef cuStreamQuery
@@ -15,6 +17,8 @@
 #undef cuModuleLoadData
 #undef cuEventRecord
 #undef cuStreamWaitEvent
+#undef cuStreamWaitValue32_v2
+#undef cuMemcpyDtoDAsync_v2
 
 #include <stdio.h>
 
@@ -35,10 +39,6 @@ int records = -1, waits = -1;
 
 static int one_of(int *left) { return __atomic_load_n(left, __ATOMIC_SEQ_CST) >= 0 && __atomic_fetch_sub(left, 1, __ATOMIC_SEQ_CST) == 0; }
 
-int cuEventRecord(void) { return one_of(&records) ? LAUNCH_FAILED : cuEventRecordWell(); }
-
-int cuStreamWaitEvent(void) { return one_of(&waits) ? LAUNCH_FAILED : cuStreamWaitEventWell(); }
-
 /* The last version of PTX that it compiles, ten times as high. */
 int last_text = 87;
 
@@ -46,6 +46,44 @@ int cuModuleLoadData(intptr_t *module, const void *image) {
     int major, minor;
     if (sscanf(image, ".version %d.%d", &major, &minor) == 2 && 10 * major + minor > last_text) return UNSUPPORTED_PTX_VERSION;
     return cuModuleLoadDataOfAny(module, image);
+}
+
+/* What streams were given: a kernel, a copy, or a wait for an event that was recorded on the stream `of`, or for a value. */
+enum { KERNEL = 1, RECORD, WAIT, WAIT_FOR_VALUE, COPY, MOST_STEPS = 1 << 14, MOST_EVENTS = 1 << 12 };
+struct step {
+    intptr_t what, stream, of;
+} steps[MOST_STEPS];
+int step_count;
+static intptr_t recorded_on[MOST_EVENTS];
+
+static int step(intptr_t what, intptr_t stream, intptr_t of) {
+    int at = __atomic_fetch_add(&step_count, 1, __ATOMIC_SEQ_CST);
+    if (at < MOST_STEPS) steps[at] = (struct step){what, stream, of};
+    return SUCCESS;
+}
+
+int cuEventRecord(intptr_t event, intptr_t stream) {
+    if (one_of(&records)) return LAUNCH_FAILED;
+    __atomic_store_n(&recorded_on[event % MOST_EVENTS], stream, __ATOMIC_SEQ_CST);
+    return step(RECORD, stream, 0);
+}
+
+int cuStreamWaitEvent(intptr_t stream, intptr_t event, unsigned flags) {
+    (void)flags;
+    if (one_of(&waits)) return LAUNCH_FAILED;
+    return step(WAIT, stream, __atomic_load_n(&recorded_on[event % MOST_EVENTS], __ATOMIC_SEQ_CST));
+}
+
+int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, intptr_t stream) {
+    step(COPY, stream, 0);
+    return cuMemcpyDtoDAtOnce(to, from, bytes, stream);
+}
+
+/* Couriers are all that is not over at once. */
+int cuStreamWaitValue32_v2(intptr_t stream, uintptr_t address, unsigned value, unsigned flags) {
+    (void)flags;
+    hold_couriers(stream, (const uint32_t *)address, value);
+    return step(WAIT_FOR_VALUE, stream, 0);
 }
 
 /* Kernels that each GPU was given, by how many one was ahead of another at most, and whether the last is a courier. */
@@ -73,6 +111,7 @@ int cuLaunchKernel(intptr_t function, unsigned x, unsigned y, unsigned z, unsign
     int gpu = gpu_of(stream);
     note_last(function, stream);
     given[gpu]++;
+    step(KERNEL, stream, 0);
     for (int i = 0; i < GPUS; i++) {
         if (given[gpu] - given[i] > most_ahead) most_ahead = given[gpu] - given[i];
     }

@@ -8,7 +8,7 @@ use crate::cuda::double::{Clock, DoubleKernels};
 
 /// What carries a call by way of the host, and waits for it.
 #[derive(Clone, Copy, Debug)]
-enum Carrier {
+pub(super) enum Carrier {
     /// A courier on its stream.
     Courier,
     /// Side streams, for which its stream waits,
@@ -17,7 +17,7 @@ enum Carrier {
     Thread,
 }
 
-const CARRIERS: [Carrier; 3] = [Carrier::Courier, Carrier::SideStreams, Carrier::Thread];
+pub(super) const CARRIERS: [Carrier; 3] = [Carrier::Courier, Carrier::SideStreams, Carrier::Thread];
 
 /// What the first of them stores: so much that it lasts.
 const BYTES: usize = 1 << 14;
@@ -26,12 +26,21 @@ const BYTES: usize = 1 << 14;
 /// the same word: as one list, or else one after the other.
 type Start<'a> = &'a dyn Fn(bool) -> Result<Vec<Work>>;
 
-/// Runs `body` on two ranks whose staged calls go so. It can ask for that word.
-fn ranks_by<T: Send>(
+/// A call by way of the host, which the kernels do not serve, and one that GPUs exchange. Both store into one
+/// word: the first 77 into each of its bytes, the other how many of its kind there have been.
+pub(super) struct Calls {
+    pub(super) staged: Request,
+    pub(super) exchanged: Request,
+    pub(super) word: u64,
+}
+
+/// Runs `body` on two ranks whose staged calls go so.
+pub(super) fn ranks_with<T: Send>(
     carrier: Carrier,
-    body: impl Fn(&Context, Start<'_>, &dyn Fn() -> u32) -> T + Sync,
+    body: impl Fn(&Context, &Seat, &Calls) -> T + Sync,
 ) -> Vec<T> {
-    ranks(&processes(2), words, |context, (double, devices, device)| {
+    ranks(&processes(2), words, |context, seat| {
+        let (double, devices, device) = seat;
         context.cuda().pretend(devices, 256);
         context.cuda().pretend_loads(only(words));
         match carrier {
@@ -46,8 +55,6 @@ fn ranks_by<T: Send>(
             double.fill(stream, *device, memory, &[byte; BYTES]);
             memory
         });
-        let call = Call { stream: Some(stream), timeout: Some(PATIENCE), ..Call::default() };
-        // The kernels have none for these.
         let staged = Request {
             kind: Kind::Broadcast,
             input: std::ptr::with_exposed_provenance(given as usize),
@@ -55,18 +62,28 @@ fn ranks_by<T: Send>(
             counts: Counts::Uniform(BYTES as u64 / 8),
             ..request(1, memory)
         };
-        let last = memory + BYTES as u64 - 8;
-        let exchanged = request(1, last);
+        let word = memory + BYTES as u64 - 8;
+        body(context, seat, &Calls { staged, exchanged: request(1, word), word })
+    })
+}
+
+/// Runs `body` on such ranks. It can ask for that word.
+fn ranks_by<T: Send>(
+    carrier: Carrier,
+    body: impl Fn(&Context, Start<'_>, &dyn Fn() -> u32) -> T + Sync,
+) -> Vec<T> {
+    ranks_with(carrier, |context, (double, _, device), Calls { staged, exchanged, word: stored }| {
+        let call = Call { stream: Some(double.stream(*device)), timeout: Some(PATIENCE), ..Call::default() };
         let start = |in_a_list| {
             // SAFETY: the double trusts no addresses.
             unsafe {
                 match in_a_list {
-                    true => start_together(&[(context, &staged, &call), (context, &exchanged, &call)]),
-                    false => Ok(vec![context.start(&staged, &call)?, context.start(&exchanged, &call)?]),
+                    true => start_together(&[(context, staged, &call), (context, exchanged, &call)]),
+                    false => Ok(vec![context.start(staged, &call)?, context.start(exchanged, &call)?]),
                 }
             }
         };
-        body(context, &start, &|| word(double, last))
+        body(context, &start, &|| word(double, *stored))
     })
 }
 

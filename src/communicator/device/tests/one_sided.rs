@@ -10,7 +10,7 @@ fn on(stream: Option<StreamHandle>) -> Call {
 }
 
 /// A rank that puts words into the window of the one behind it.
-struct Putting<'a> {
+pub(super) struct Putting<'a> {
     context: &'a Context,
     memory: u64,
     window: crate::communicator::Window,
@@ -18,7 +18,7 @@ struct Putting<'a> {
 
 impl<'a> Putting<'a> {
     /// A window of 64 words, all of them zero, and 64 words behind it.
-    fn new(context: &'a Context, double: &Double, device: u32) -> Putting<'a> {
+    pub(super) fn new(context: &'a Context, double: &Double, device: u32) -> Putting<'a> {
         let memory = double.memory(device, 512);
         let stream = double.stream(device);
         double.fill(stream, device, memory, &[0; 512]);
@@ -35,7 +35,7 @@ impl<'a> Putting<'a> {
     }
 
     /// Puts the word behind the window at `place` of the next rank's.
-    fn put(&self, place: u64, stream: Option<StreamHandle>) -> Result<()> {
+    pub(super) fn put(&self, place: u64, stream: Option<StreamHandle>) -> Result<()> {
         self.put_from(self.memory + 256, place, stream)
     }
 
@@ -44,7 +44,7 @@ impl<'a> Putting<'a> {
         unsafe { self.context.put_signal(from, 4, self.next(), &self.window, 4 * place, &on(stream)) }
     }
 
-    fn wait(&self, count: u32, stream: Option<StreamHandle>) -> Result<()> {
+    pub(super) fn wait(&self, count: u32, stream: Option<StreamHandle>) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.context.wait_signals(&[(self.before(), count)], &on(stream)) }
     }

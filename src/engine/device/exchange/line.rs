@@ -41,7 +41,7 @@ impl Id {
 pub(super) struct CallLine {
     /// The stream of the last call, checked.
     stream: Option<(Id, Stream)>,
-    /// The stream that ran the last call that was not captured.
+    /// The stream that ran the last call that was not captured, or waits for it since.
     pub(super) ran_on: Option<Id>,
     pub(super) captured: Captured,
     pub(super) calls: Calls,
@@ -185,6 +185,29 @@ impl DeviceExchange {
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();
         Ok(Enqueued { turn, meets, stream: handle, captured: false })
+    }
+
+    /// Has the caller's stream, which is not being captured, come behind all that streams of this exchange were
+    /// given: calls, replays and one-sided operations. For what it is given next that is in no order with
+    /// those otherwise.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn line_up(&self, caller: Caller) -> Result<()> {
+        let parts = self.parts();
+        let mut line = lock(&self.line);
+        let (_, id, _) = self.find_stream(&mut line, caller)?;
+        let CallLine { stream: Some((_, stream)), ran_on, captured, .. } = &mut *line else {
+            fail!(Internal, "a stream that was put there is not there")
+        };
+        if ran_on.is_some_and(|before| before != id) {
+            stream.wait(&parts.last)?;
+            // The next call need not wait for that again.
+            *ran_on = Some(id);
+        }
+        captured.precede(parts, stream)?;
+        let Id::Number(number) = id else { return Ok(()) };
+        parts.one_sided.precede(stream, number)
     }
 
     /// An error if a rank leaves that a captured call is with: it replays none, and a replay has no deadline.

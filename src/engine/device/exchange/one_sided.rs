@@ -115,6 +115,16 @@ impl OneSided {
         if sent_on.is_some() { self.sent.query() } else { Ok(true) }
     }
 
+    /// Has a stream, whose id this is, wait for all of it that was not captured.
+    pub(super) fn precede(&self, stream: &Stream, id: u64) -> Result<()> {
+        if lock(&self.sent_on).is_some_and(|other| other != id) {
+            stream.wait(&self.sent)?;
+        }
+        // Without the lock, as the driver may not answer.
+        let known = lock(&self.waits).known();
+        known.iter().try_for_each(|(_, over)| stream.wait(over))
+    }
+
     /// Before a stream is given a wait: its number, and an event for it, if one is spare.
     fn begin_wait(&self) -> (u64, Option<Arc<Event>>) {
         let mut waits = lock(&self.waits);
