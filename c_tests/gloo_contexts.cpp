@@ -470,6 +470,24 @@ void contexts_connected_by_hand() {
     CHECK_THROWS(gloo::EnforceNotMet, "10 bytes are no address", pair->connect(std::vector<char>(10)));
 }
 
+/* However often it is tried. */
+void a_pair_that_could_not_be_connected_is_not() {
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    const auto zero = device->createContext(0, 2), one = device->createContext(1, 2);
+    zero->setTimeout(milliseconds(300));
+    auto &pair = zero->createPair(1);
+    auto &other = one->createPair(0);
+    CHECK(!pair->address().bytes().empty());
+    for (int i = 0; i < 3; i++) {
+        within(10, [&] { CHECK_THROWS(IoException, "", pair->connect(other->address().bytes())); });
+        CHECK(!pair->isConnected());
+        // By this nobody can meet.
+        const std::vector<char> none = gloo::transport::tcp::Address(0).bytes();
+        CHECK_THROWS(gloo::EnforceNotMet, "the address of rank 0's", other->connect(none));
+        CHECK(!other->isConnected());
+    }
+}
+
 /* All ranks are connected at once. A program that leaves pairs out is told so, whatever it connects more than once. */
 void pairs_that_are_left_out() {
     const auto device = gloo::transport::tcp::CreateDevice("localhost");
@@ -647,6 +665,7 @@ int main() {
         {"complete messages stay so when a rank closes", complete_messages_stay_so_when_a_rank_closes},
         {"contexts from a context", contexts_from_a_context},
         {"contexts connected by hand", contexts_connected_by_hand},
+        {"a pair that could not be connected is not", a_pair_that_could_not_be_connected_is_not},
         {"pairs that are left out", pairs_that_are_left_out},
         {"one rank never comes", one_rank_never_comes},
         {"connecting has one timeout", connecting_has_one_timeout},
