@@ -627,10 +627,10 @@ void devices_of_all_kinds() {
 
 void devices_that_are_not_there() {
     within(10, [] {
-        CHECK_THROWS(gloo::Exception, "no-such-host.invalid",
+        CHECK_THROWS(gloo::EnforceNotMet, "no-such-host.invalid",
                      gloo::transport::tcp::CreateDevice("no-such-host.invalid"));
         // An address that is not this host's.
-        CHECK_THROWS(gloo::Exception, "192.0.2.1", gloo::transport::tcp::CreateDevice("192.0.2.1"));
+        CHECK_THROWS(gloo::EnforceNotMet, "192.0.2.1", gloo::transport::tcp::CreateDevice("192.0.2.1"));
     });
     gloo::transport::tcp::attr attr;
     gloo::transport::uv::attr uv_attr;
