@@ -314,11 +314,8 @@ impl Endpoint {
             (false, _) => excluded.push("shared memory: switched off".to_owned()),
         }
         match (self.options.tcp, address.addresses.is_empty()) {
-            (true, false) if same_host => {
-                candidates.extend(address.addresses.iter().copied().map(Candidate::Tcp));
-            }
             (true, false) => {
-                candidates.extend(address.seen_from(&self.shared.address.addresses).map(Candidate::Tcp));
+                candidates.extend(address.seen_from(&self.shared.address).into_iter().map(Candidate::Tcp));
             }
             (true, true) => excluded.push("TCP: it listens nowhere".to_owned()),
             (false, _) => excluded.push(format!("TCP: {}", self.options.no_tcp)),
