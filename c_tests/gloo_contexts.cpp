@@ -406,10 +406,13 @@ class Exchange {
     std::map<std::pair<int, int>, std::vector<char>> told_;
 };
 
+/* How many bytes a program takes of an address, of a pair whose own address has `own`. */
+using Length = std::function<std::size_t(std::size_t own)>;
+
 class OwnContext : public gloo::Context {
   public:
     OwnContext(int rank_, int size_, const std::shared_ptr<gloo::transport::Device> &device, Exchange &exchange,
-               bool backwards)
+               bool backwards, const Length &length)
         : gloo::Context(rank_, size_) {
         auto made = device->createContext(rank, size);
         made->setTimeout(getTimeout());
@@ -419,7 +422,8 @@ class OwnContext : public gloo::Context {
                 peers.push_back(peer);
                 auto &pair = made->createPair(peer);
                 const auto bytes = pair->address().bytes();
-                CHECK(!bytes.empty() && bytes.size() <= gloo::rendezvous::ContextFactory::kMaxAddressSize);
+                // PaddlePaddle has a place of gloo's length for each.
+                CHECK_EQ(bytes.size(), 136u);
                 CHECK(!pair->address().str().empty());
                 exchange.put(rank, peer, bytes);
             }
@@ -428,7 +432,9 @@ class OwnContext : public gloo::Context {
             std::reverse(peers.begin(), peers.end());
         }
         for (const int peer : peers) {
-            made->getPair(peer)->connect(exchange.get(peer, rank));
+            auto bytes = exchange.get(peer, rank);
+            bytes.resize(length(made->getPair(peer)->address().bytes().size()));
+            made->getPair(peer)->connect(bytes);
         }
         device_ = device;
         transportContext_ = std::move(made);
@@ -436,12 +442,16 @@ class OwnContext : public gloo::Context {
 };
 
 void contexts_connected_by_hand() {
+    // As many as its own has, or a place for the longest, of which the rest are zeros.
+    const std::vector<Length> lengths{[](std::size_t own) { return own; },
+                                      [](std::size_t) { return gloo::rendezvous::ContextFactory::kMaxAddressSize; }};
     for (const int size : {1, 2, 4}) {
         for (const bool backwards : {false, true}) {
             Exchange told;
+            const Length &length = lengths[backwards ? 1 : 0];
             at_once(size, [=, &told](int rank) {
                 const auto device = gloo::transport::tcp::CreateDevice("localhost");
-                const AnyContext context = std::make_shared<OwnContext>(rank, size, device, told, backwards);
+                const AnyContext context = std::make_shared<OwnContext>(rank, size, device, told, backwards, length);
                 barrier(context);
                 exchange(context, 1, 100 * KiB);
                 check_sum(context);
@@ -457,7 +467,25 @@ void contexts_connected_by_hand() {
     const auto context = device->createContext(0, 2);
     auto &pair = context->createPair(1);
     CHECK(!pair->isConnected());
-    CHECK_THROWS(gloo::Exception, "address", pair->connect(std::vector<char>(10)));
+    CHECK_THROWS(gloo::EnforceNotMet, "10 bytes are no address", pair->connect(std::vector<char>(10)));
+}
+
+/* However often it is tried. */
+void a_pair_that_could_not_be_connected_is_not() {
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    const auto zero = device->createContext(0, 2), one = device->createContext(1, 2);
+    zero->setTimeout(milliseconds(300));
+    auto &pair = zero->createPair(1);
+    auto &other = one->createPair(0);
+    CHECK(!pair->address().bytes().empty());
+    for (int i = 0; i < 3; i++) {
+        within(10, [&] { CHECK_THROWS(IoException, "", pair->connect(other->address().bytes())); });
+        CHECK(!pair->isConnected());
+        // By this nobody can meet.
+        const std::vector<char> none = gloo::transport::tcp::Address(0).bytes();
+        CHECK_THROWS(gloo::EnforceNotMet, "the address of rank 0's", other->connect(none));
+        CHECK(!other->isConnected());
+    }
 }
 
 /* All ranks are connected at once. A program that leaves pairs out is told so, whatever it connects more than once. */
@@ -599,10 +627,10 @@ void devices_of_all_kinds() {
 
 void devices_that_are_not_there() {
     within(10, [] {
-        CHECK_THROWS(gloo::Exception, "no-such-host.invalid",
+        CHECK_THROWS(gloo::EnforceNotMet, "no-such-host.invalid",
                      gloo::transport::tcp::CreateDevice("no-such-host.invalid"));
         // An address that is not this host's.
-        CHECK_THROWS(gloo::Exception, "192.0.2.1", gloo::transport::tcp::CreateDevice("192.0.2.1"));
+        CHECK_THROWS(gloo::EnforceNotMet, "192.0.2.1", gloo::transport::tcp::CreateDevice("192.0.2.1"));
     });
     gloo::transport::tcp::attr attr;
     gloo::transport::uv::attr uv_attr;
@@ -637,6 +665,7 @@ int main() {
         {"complete messages stay so when a rank closes", complete_messages_stay_so_when_a_rank_closes},
         {"contexts from a context", contexts_from_a_context},
         {"contexts connected by hand", contexts_connected_by_hand},
+        {"a pair that could not be connected is not", a_pair_that_could_not_be_connected_is_not},
         {"pairs that are left out", pairs_that_are_left_out},
         {"one rank never comes", one_rank_never_comes},
         {"connecting has one timeout", connecting_has_one_timeout},

@@ -308,7 +308,7 @@ void file_stores() {
     meet_in({store(), store(), store()});
     const auto prefixed = [&] { return std::make_shared<gloo::rendezvous::PrefixStore>("again", store()); };
     meet_in({prefixed(), prefixed()});
-    CHECK_THROWS(gloo::Exception, "", gloo::rendezvous::FileStore("/proc/no/such/place"));
+    CHECK_THROWS(EnforceNotMet, "/proc/no/such/place", gloo::rendezvous::FileStore("/proc/no/such/place"));
 }
 
 /* What gloo's programs do to meet in one directory again and again. */

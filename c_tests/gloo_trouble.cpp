@@ -194,6 +194,13 @@ void wrong_counts(const GlooContext &context) {
         CHECK_REFUSED(gloo::alltoallv(options));
         CHECK_REFUSED(options.setOutput(out.data(), {7, -1}));
         CHECK_REFUSED(options.setInput<float>(make_unbound(context, in), {3, 4}));
+        // To itself; counted in bytes.
+        std::vector<int64_t> sent{1, 1}, received = sent;
+        received[static_cast<std::size_t>(context->rank)] = 2;
+        options.setInput(in.data(), sent);
+        options.setOutput(out.data(), received);
+        const std::string text = gloo::MakeString("4 vs 8. rank ", context->rank, " receives from itself as many bytes");
+        CHECK_THROWS(gloo::EnforceNotMet, text, gloo::alltoallv(options));
     }
 }
 

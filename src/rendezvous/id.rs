@@ -97,11 +97,19 @@ impl UniqueId {
                  ([fd00::1]:5000) or the name of a host"
             );
         };
+        let usable = found.iter().map(SocketAddr::ip).filter(|address| !is_v6_link_local(*address));
+        let addresses: Vec<IpAddr> = usable.take(ADDRESSES).collect();
+        if addresses.is_empty() {
+            fail!(
+                InvalidArgument,
+                "\"{name}\" is a link-local address, which means nothing without a scope, and that differs from host to host: \
+                 name another address of that host"
+            );
+        }
         let hash = |what: &str| Sha256::new().chain_update(what).chain_update(name).finalize();
         let mut instance = [0; 16];
         instance.copy_from_slice(&hash("unisono instance of ")[..16]);
         let secret = SecretKey::new(hash("unisono secret of ").into());
-        let addresses = found.iter().map(SocketAddr::ip).take(ADDRESSES).collect();
         Ok(UniqueId { instance, secret, addresses, port, host: [0; 4] })
     }
 
@@ -374,6 +382,11 @@ mod tests {
         for name in ["", "10.0.0.1", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:70000", "[::1]", "no such host:1"] {
             let error = UniqueId::of_place(name).unwrap_err();
             assert!(error.status() == Status::InvalidArgument && error.text().contains(name), "{error}");
+        }
+        for name in ["[fe80::1]:5000", "[fe80::1%2]:5000"] {
+            let error = UniqueId::of_place(name).unwrap_err();
+            assert_eq!(error.status(), Status::InvalidArgument);
+            assert!(error.text().contains(&format!("\"{name}\" is a link-local address")), "{error}");
         }
     }
 

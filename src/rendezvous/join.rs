@@ -410,7 +410,9 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
 
 /// Whether the address is one of this host's: only such can be bound to.
 fn is_ours(address: &SocketAddr) -> bool {
-    let any_port = SocketAddr::new(address.ip(), 0);
+    // With its scope, without which a link-local address means nothing.
+    let mut any_port = *address;
+    any_port.set_port(0);
     std::net::UdpSocket::bind(any_port).is_ok()
 }
 
@@ -474,6 +476,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::not_run::not_run;
     use crate::rendezvous::environment::Launcher;
     use crate::rendezvous::id::UniqueId;
     use crate::rendezvous::scratch::{Scratch, reserved};
@@ -573,6 +576,36 @@ mod tests {
         joins(&How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() }, 4);
         let (_place, address) = reserved();
         joins(&How::Tcp { host: "127.0.0.1".to_owned(), port: address.port() }, 2);
+    }
+
+    /// Set where fe80::1 is an address of loopback.
+    const LINK_LOCAL: &str = "UNISONO_TEST_LINK_LOCAL";
+
+    /// Not a test by itself: what [`again_and_again_at_a_link_local_address_of_rank_0s`] runs.
+    #[test]
+    fn joins_at_a_link_local_address() {
+        if std::env::var_os(LINK_LOCAL).is_some() {
+            joins(&How::Tcp { host: "fe80::1%lo".to_owned(), port: 7005 }, 2);
+        }
+    }
+
+    #[test]
+    fn again_and_again_at_a_link_local_address_of_rank_0s() {
+        const NAME: &str = "again_and_again_at_a_link_local_address_of_rank_0s";
+        let there = |program: &Path, arguments: &[&str]| {
+            let script = "ip link set lo up && ip address add fe80::1/64 dev lo && exec \"$0\" \"$@\"";
+            let mut command = std::process::Command::new("unshare");
+            command.args(["-rn", "sh", "-c", script]).arg(program).args(arguments).env(LINK_LOCAL, "1");
+            command.output()
+        };
+        let allowed = there(Path::new("true"), &[]);
+        if !allowed.as_ref().is_ok_and(|output| output.status.success()) {
+            return not_run(NAME, format!("no network of one's own, {allowed:?}"));
+        }
+        let test = "rendezvous::join::tests::joins_at_a_link_local_address";
+        let output = there(&std::env::current_exe().unwrap(), &["--exact", test]).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     }
 
     #[test]

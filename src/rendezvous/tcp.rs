@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,8 +18,10 @@ use super::tcp_server;
 use super::tcp_wire::{self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
+use crate::sys::child::{self, Readiness};
+use crate::sys::door;
 use crate::sys::fork::{self, Unshared};
-use crate::sys::random;
+use crate::sys::{process, random};
 
 /// How long one address may take to accept and to greet before the next is tried. A host that drops packets
 /// must not use up the time of the others.
@@ -34,6 +37,8 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Within what time this host itself says that there is no way to an address. Later it is the network that
 /// says so, and it may say something else soon.
 const AT_ONCE: Duration = Duration::from_millis(500);
+/// How often whoever waits for a greeting looks whether the server, if it is this process's, lets nobody in.
+const LOOK: Duration = Duration::from_millis(100);
 /// Who serves a store, as errors name it: one at a place that the ranks know, and an id's.
 const OF_JOB: &str = "the process that hosts it (rank 0 or the launcher)";
 const OF_ID: &str = "the process that made the id, or the launcher";
@@ -139,10 +144,10 @@ impl TcpStore {
         let host = if instance.is_some() { OF_ID } else { OF_JOB };
         let mut pause = Duration::from_millis(2);
         let mut last = String::new();
-        let mut gone_since: Option<Instant> = None;
+        let (mut gone_since, mut lacking_since) = (None, None);
         loop {
             let tried = Instant::now();
-            let (mut is_refused, mut is_unclear) = (false, false);
+            let (mut is_refused, mut is_unclear, mut is_lacking) = (false, false, false);
             match candidates() {
                 Ok(addresses) => {
                     for address in addresses {
@@ -166,7 +171,8 @@ impl TcpStore {
                             }
                         };
                         is_refused |= sign == Sign::Gone;
-                        is_unclear |= sign == Sign::Unclear;
+                        is_unclear |= matches!(sign, Sign::Unclear | Sign::Lacking);
+                        is_lacking |= sign == Sign::Lacking;
                         // The last try may be cut short by the deadline, and then knows less than those
                         // before.
                         let says_more = cause.kind() != ErrorKind::TimedOut && sign != Sign::Nothing;
@@ -189,6 +195,10 @@ impl TcpStore {
                     Aborted,
                     "no connection to the tcp store {name} before the meeting there was called off"
                 );
+            }
+            lacking_since = is_lacking.then(|| lacking_since.unwrap_or(tried));
+            if lacking_since.is_some_and(|since| since.elapsed() >= door::LONG) {
+                fail!(System, "no connection to the tcp store {name}: {last}");
             }
             gone_since = (is_refused && !is_unclear).then(|| gone_since.unwrap_or(tried));
             if let (Some(patience), Some(gone_since)) = (patience, gone_since)
@@ -497,6 +507,8 @@ enum Sign {
     Nothing,
     /// It may be there.
     Unclear,
+    /// It may be there: this process lacks what a connection takes, most likely descriptors.
+    Lacking,
 }
 
 impl Sign {
@@ -511,6 +523,7 @@ impl Sign {
             }
             // As where the kernel has no IPv6.
             _ if cause.raw_os_error() == Some(libc::EAFNOSUPPORT) => Sign::Nothing,
+            _ if process::lacks(cause) => Sign::Lacking,
             _ => Sign::Unclear,
         }
     }
@@ -541,6 +554,7 @@ fn dial(
     }
     tcp_server::prepare(&stream)?;
     SockRef::from(&*stream).set_tcp_user_timeout(Some(SILENCE))?;
+    await_greeting(&stream, instance, deadline)?;
     let mut timed = Timed { stream: &stream, deadline };
     let mut bytes = [0; wire::SERVER_HELLO];
     timed.read_exact(&mut bytes).map_err(|cause| greeting(cause, "no greeting"))?;
@@ -588,6 +602,25 @@ fn dial(
         None => "the server answers our greeting with something unknown",
     };
     Err(Refusal::ForGood(Error::new(Status::InvalidUsage, text)))
+}
+
+/// Waits for the greeting of the server that is this `instance`, until the deadline. One of this process that
+/// nobody gets through to is not waited for.
+fn await_greeting(
+    stream: &TcpStream,
+    instance: Option<[u8; 16]>,
+    deadline: Deadline,
+) -> std::result::Result<(), Refusal> {
+    let Some(instance) = instance else { return Ok(()) };
+    loop {
+        let look = deadline.min(Deadline::after(LOOK));
+        if child::poll(&[(stream.as_fd(), Readiness::Read)], look)?[0] || deadline.expired() {
+            return Ok(());
+        }
+        if let Some(why) = tcp_server::shut(instance) {
+            return Err(Refusal::ForGood(Error::new(Status::System, why)));
+        }
+    }
 }
 
 /// What a failure during the greeting means.

@@ -170,9 +170,10 @@ fn what_comes_late_or_means_something_else_does_not_say_that_a_server_is_gone() 
         assert_eq!(sign(code, Duration::from_secs(3)), Sign::Unclear);
     }
     assert_eq!(sign(libc::EAFNOSUPPORT, Duration::ZERO), Sign::Nothing);
-    for code in [libc::ETIMEDOUT, libc::ECONNRESET, libc::EMFILE, libc::EACCES] {
+    for code in [libc::ETIMEDOUT, libc::ECONNRESET, libc::EACCES] {
         assert_eq!(sign(code, Duration::ZERO), Sign::Unclear);
     }
+    assert_eq!(sign(libc::EMFILE, Duration::ZERO), Sign::Lacking);
     assert_eq!(sign(libc::ECONNREFUSED, Duration::from_secs(3)), Sign::Gone);
 }
 

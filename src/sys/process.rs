@@ -86,6 +86,13 @@ impl Drop for CpuBinding {
     }
 }
 
+/// Whether the kernel has refused something because this process, or its host, has no descriptors or memory
+/// left for it.
+pub fn lacks(cause: &io::Error) -> bool {
+    const LACKS: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+    cause.raw_os_error().is_some_and(|code| LACKS.contains(&code))
+}
+
 /// How many files this process may have open, unless it raises its limit.
 pub fn most_open_files() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

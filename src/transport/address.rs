@@ -104,21 +104,29 @@ impl PeerAddress {
         format!("rank {} (host {}, pid {})", self.rank, self.hostname, self.pid)
     }
 
-    /// Its TCP listeners as a rank reaches them that is on another host and listens at `own`: there, a
-    /// link-local address is one of the network that its own link-local address is of.
-    pub(super) fn seen_from(&self, own: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
+    /// Its TCP listeners as a rank reaches them that is at `own`. On another host, a link-local address is one
+    /// of the network that its own link-local address is of. On one host that is so in another network
+    /// namespace alone: what was published comes first.
+    pub(super) fn seen_from(&self, own: &PeerAddress) -> Vec<SocketAddr> {
         let near = |address: &SocketAddr| match address {
             SocketAddr::V6(address) if address.ip().is_unicast_link_local() => Some(*address),
             _ => None,
         };
-        let scope = own.iter().find_map(near).map(|own| own.scope_id());
-        self.addresses.iter().map(move |&address| match (near(&address), scope) {
+        let scope = own.addresses.iter().find_map(near).map(|own| own.scope_id());
+        let through_own = self.addresses.iter().map(|&address| match (near(&address), scope) {
             (Some(mut address), Some(scope)) => {
                 address.set_scope_id(scope);
                 address.into()
             }
             _ => address,
-        })
+        });
+        let mut seen = if self.host == own.host { self.addresses.clone() } else { Vec::new() };
+        for address in through_own {
+            if !seen.contains(&address) {
+                seen.push(address);
+            }
+        }
+        seen
     }
 
     /// The name of its Unix socket, with the zero byte that makes it abstract.
@@ -195,13 +203,25 @@ mod tests {
         assert_eq!(address.local_name(), format!("\0unisono-{}", "ab".repeat(16)));
     }
 
+    /// How a rank that listens at `own` alone sees the sample's addresses.
+    fn seen(own: &str, same_host: bool) -> Vec<String> {
+        let host = if same_host { sample().host } else { [8; 16] };
+        let own = PeerAddress { host, addresses: vec![own.parse().unwrap()], ..sample() };
+        sample().seen_from(&own).iter().map(SocketAddr::to_string).collect()
+    }
+
     #[test]
     fn a_link_local_address_is_seen_through_the_interface_of_who_looks() {
-        let seen = |own: &str| -> Vec<String> {
-            sample().seen_from(&[own.parse().unwrap()]).map(|address| address.to_string()).collect()
-        };
-        assert_eq!(seen("[fe80::2%7]:90"), ["10.0.0.1:2950", "[fe80::1%7]:80"]);
-        assert_eq!(seen("10.0.0.2:90"), ["10.0.0.1:2950", "[fe80::1%3]:80"]);
+        assert_eq!(seen("[fe80::2%7]:90", false), ["10.0.0.1:2950", "[fe80::1%7]:80"]);
+        assert_eq!(seen("10.0.0.2:90", false), ["10.0.0.1:2950", "[fe80::1%3]:80"]);
+    }
+
+    #[test]
+    fn on_one_host_a_link_local_address_is_first_as_it_is_published() {
+        assert_eq!(seen("[fe80::2%7]:90", true), ["10.0.0.1:2950", "[fe80::1%3]:80", "[fe80::1%7]:80"]);
+        for own in ["[fe80::2%3]:90", "10.0.0.2:90"] {
+            assert_eq!(seen(own, true), ["10.0.0.1:2950", "[fe80::1%3]:80"]);
+        }
     }
 
     #[test]

@@ -49,6 +49,7 @@ fn rank() {
         ("descriptors", surroundings::descriptors),
         ("descriptors for links", surroundings::descriptors_for_links),
         ("descriptors in the meeting", surroundings::descriptors_in_the_meeting),
+        ("descriptors for the own store", surroundings::descriptors_for_the_own_store),
         ("crowd at the store", surroundings::crowd_at_the_store),
         ("short files", surroundings::short_files),
         ("little address space", surroundings::little_address_space),

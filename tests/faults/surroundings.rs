@@ -174,6 +174,30 @@ fn ranks_without_descriptors_for_a_meeting_end_it_for_all() {
     }
 }
 
+/// Rank 0 of two lacks them for its own way to the store that it serves: for its end of the connection, or for
+/// the server's.
+pub(crate) fn descriptors_for_the_own_store(seat: &Seat) {
+    for spare in [0, 1] {
+        let (id, _server) = UniqueId::create(Some("127.0.0.1")).expect("an id");
+        let rendezvous = Rendezvous::Id(id.to_bytes());
+        let options = Options { rendezvous, size: 2, timeout: PATIENCE, ..seat.options("") };
+        limit_descriptors(Some(limit_for(spare)));
+        let met = Context::create(options);
+        limit_descriptors(None);
+        let error = met.err().expect("it has no way to the store");
+        report(format_args!("with {spare}: {:?} {error}", error.status()));
+    }
+}
+
+#[test]
+fn rank_0_without_descriptors_for_its_own_store_says_so_before_the_deadline() {
+    let mut job = Job::start("descriptors for the own store", 1, "shm");
+    for told in [0, 1].map(|spare| job.await_all(&[0], &format!("with {spare}: ")).remove(0).line) {
+        assert!(told.starts_with("System ") && told.contains("oo many open files"), "{told}");
+    }
+    job.all_end_well(&[0]);
+}
+
 /// How many files rank 0 may have open beside a crowd.
 const FEW: u64 = 256;
 

@@ -36,6 +36,9 @@ inline void alltoallv(const AlltoallvOptions &options) {
     for (const detail::Parts *parts : {&options.in, &options.out}) {
         GLOO_ENFORCE(parts->areOf(options.context->size), "a count for each of the ", options.context->size, " ranks");
     }
+    const auto own = static_cast<std::size_t>(options.context->rank);
+    GLOO_ENFORCE_EQ(options.in.bytes()[own], options.out.bytes()[own], "rank ", own,
+                    " receives from itself as many bytes as it sends there");
     const unisono_call_t call = options.call(kAlltoallSlotPrefix);
     detail::check(unisono_alltoallv(options.context->native().get(), options.in.span().data(),
                                     options.out.span().data(), options.in.bytes().data(), options.out.bytes().data(),

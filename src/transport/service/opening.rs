@@ -31,7 +31,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork::Unshared;
 use crate::sys::memory::Reservation;
-use crate::sys::{random, socket};
+use crate::sys::{process, random, socket};
 use crate::transport::address::PeerAddress;
 use crate::transport::handshake::{Handshake, Hello, Purpose};
 use crate::transport::ring::RingMemory;
@@ -314,11 +314,8 @@ impl Endpoint {
             (false, _) => excluded.push("shared memory: switched off".to_owned()),
         }
         match (self.options.tcp, address.addresses.is_empty()) {
-            (true, false) if same_host => {
-                candidates.extend(address.addresses.iter().copied().map(Candidate::Tcp));
-            }
             (true, false) => {
-                candidates.extend(address.seen_from(&self.shared.address.addresses).map(Candidate::Tcp));
+                candidates.extend(address.seen_from(&self.shared.address).into_iter().map(Candidate::Tcp));
             }
             (true, true) => excluded.push("TCP: it listens nowhere".to_owned()),
             (false, _) => excluded.push(format!("TCP: {}", self.options.no_tcp)),
@@ -388,8 +385,7 @@ impl Endpoint {
                     return;
                 }
                 Err(cause) => {
-                    const LACKS: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
-                    self.note_lack(peer, cause.raw_os_error().is_some_and(|code| LACKS.contains(&code)));
+                    self.note_lack(peer, process::lacks(&cause));
                     self.note_failure(peer, candidate, &cause.to_string());
                 }
             }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "gloo/common/logging.h"
 #include "gloo/detail/native.h"
 #include "gloo/detail/patience.h"
 #include "gloo/rendezvous/store.h"
@@ -19,7 +20,8 @@ class FileStore : public Store {
   public:
     explicit FileStore(const std::string &path) {
         unisono_store_t *store = nullptr;
-        detail::check(unisono_store_create_file(path.c_str(), &store));
+        const unisono_status_t status = unisono_store_create_file(path.c_str(), &store);
+        GLOO_ENFORCE(status == UNISONO_OK, unisono_last_error());
         store_.reset(store);
     }
 

@@ -134,9 +134,17 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
         const bool last = isNew && introduced_.size() + 1 == static_cast<std::size_t>(size) && !native_;
         const auto id = rank == 0 && address_ ? address_->id() : id_;
         hold.unlock();
-        if (last) {
+        if (!last) {
+            return;
+        }
+        try {
             GLOO_ENFORCE(id, "no pair has been told the address of rank 0's");
             meet(*id, timeout_);
+        } catch (...) {
+            // It is not connected: who tries again is to hear so again.
+            hold.lock();
+            introduced_.erase(peer);
+            throw;
         }
     }
 

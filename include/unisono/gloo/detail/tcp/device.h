@@ -161,6 +161,16 @@ inline void checkInterface(const std::string &wanted) {
     GLOO_ENFORCE(all.empty(), "interface '", wanted, "' does not exist; there are ", shown);
 }
 
+/* Whether the address is this host's. */
+inline bool isHere(const addrinfo &address) {
+    const int probe = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool here = probe >= 0 && bind(probe, address.ai_addr, address.ai_addrlen) == 0;
+    if (probe >= 0) {
+        ::close(probe);
+    }
+    return here;
+}
+
 /* The attributes with the address that a host name means on this host. */
 inline struct attr CreateDeviceAttr(const struct attr &src) {
     checkInterface(src.iface);
@@ -173,28 +183,19 @@ inline struct attr CreateDeviceAttr(const struct attr &src) {
     hints.ai_socktype = SOCK_STREAM;
     addrinfo *all = nullptr;
     const int failure = getaddrinfo(src.hostname.c_str(), nullptr, &hints, &all);
-    if (failure != 0) {
-        GLOO_THROW_INVALID_OPERATION_EXCEPTION("the host name '", src.hostname,
-                                               "' has no address: ", gai_strerror(failure));
-    }
+    GLOO_ENFORCE(failure == 0, "the host name '", src.hostname, "' has no address: ", gai_strerror(failure));
     const std::unique_ptr<addrinfo, void (*)(addrinfo *)> owned(all, freeaddrinfo);
-    // The first that is this host's.
-    for (const addrinfo *entry = all; entry != nullptr; entry = entry->ai_next) {
-        const int probe = socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        const bool here = probe >= 0 && bind(probe, entry->ai_addr, entry->ai_addrlen) == 0;
-        if (probe >= 0) {
-            ::close(probe);
-        }
-        if (here) {
-            found.ai_family = entry->ai_family;
-            found.ai_socktype = entry->ai_socktype;
-            found.ai_protocol = entry->ai_protocol;
-            std::memcpy(&found.ai_addr, entry->ai_addr, entry->ai_addrlen);
-            found.ai_addrlen = static_cast<int>(entry->ai_addrlen);
-            return found;
-        }
+    const addrinfo *ours = all;
+    while (ours != nullptr && !isHere(*ours)) {
+        ours = ours->ai_next;
     }
-    GLOO_THROW_INVALID_OPERATION_EXCEPTION("no address of '", src.hostname, "' is this host's");
+    GLOO_ENFORCE(ours != nullptr, "no address of '", src.hostname, "' is this host's");
+    found.ai_family = ours->ai_family;
+    found.ai_socktype = ours->ai_socktype;
+    found.ai_protocol = ours->ai_protocol;
+    std::memcpy(&found.ai_addr, ours->ai_addr, ours->ai_addrlen);
+    found.ai_addrlen = static_cast<int>(ours->ai_addrlen);
+    return found;
 }
 
 inline std::shared_ptr<::gloo::transport::Device> CreateDevice(const struct attr &src) {

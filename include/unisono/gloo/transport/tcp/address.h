@@ -1,10 +1,15 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "gloo/common/logging.h"
 #include "gloo/detail/native.h"
 #include "gloo/transport/address.h"
 
@@ -21,26 +26,25 @@ class Address : public ::gloo::transport::Address {
     Address(int rank, const unisono_unique_id_t &id) : rank_(rank), id_(id) {}
 
     explicit Address(const std::vector<char> &bytes) {
-        if (bytes.size() < sizeof(kMark) + sizeof(rank_) || std::memcmp(bytes.data(), kMark, sizeof(kMark)) != 0) {
-            throw InvalidOperationException("these " + std::to_string(bytes.size()) +
-                                            " bytes are no address of a pair");
-        }
-        const char *rest = bytes.data() + sizeof(kMark);
-        std::memcpy(&rank_, rest, sizeof(rank_));
-        if (bytes.size() >= sizeof(kMark) + sizeof(rank_) + sizeof(unisono_unique_id_t)) {
-            std::memcpy(&id_.emplace(), rest + sizeof(rank_), sizeof(unisono_unique_id_t));
+        GLOO_ENFORCE(bytes.size() >= kBytes && std::memcmp(bytes.data(), kMark, sizeof(kMark)) == 0, "these ",
+                     bytes.size(), " bytes are no address of a pair");
+        const char *at = bytes.data() + sizeof(kMark);
+        std::memcpy(&rank_, at, sizeof(rank_));
+        const unisono_unique_id_t none = {};
+        unisono_unique_id_t id;
+        std::memcpy(&id, at + sizeof(rank_), sizeof(id));
+        if (std::memcmp(&id, &none, sizeof(id)) != 0) {
+            id_ = id;
         }
     }
 
+    /* As many for all ranks, and as many as gloo's: programs send them in places of one length, or of so many bytes. */
     std::vector<char> bytes() const override {
-        std::vector<char> all(kMark, kMark + sizeof(kMark));
-        const auto add = [&all](const void *part, std::size_t size) {
-            const char *first = static_cast<const char *>(part);
-            all.insert(all.end(), first, first + size);
-        };
-        add(&rank_, sizeof(rank_));
+        std::vector<char> all(kBytes);
+        char *at = std::copy(std::begin(kMark), std::end(kMark), all.data());
+        std::memcpy(at, &rank_, sizeof(rank_));
         if (id_) {
-            add(&*id_, sizeof(*id_));
+            std::memcpy(at + sizeof(rank_), &*id_, sizeof(*id_));
         }
         return all;
     }
@@ -51,9 +55,10 @@ class Address : public ::gloo::transport::Address {
     const std::optional<unisono_unique_id_t> &id() const { return id_; }
 
   private:
-    static constexpr char kMark[8] = {'u', 'n', 'i', 's', 'o', 'n', 'o', '1'};
+    static constexpr char kMark[4] = {'u', 'n', 'i', '2'};
+    static constexpr std::size_t kBytes = sizeof(kMark) + sizeof(int32_t) + sizeof(unisono_unique_id_t);
 
-    int rank_ = -1;
+    int32_t rank_ = -1;
     std::optional<unisono_unique_id_t> id_;
 };
 
