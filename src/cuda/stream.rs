@@ -21,7 +21,7 @@ pub enum StreamName {
     OfThread(ThreadId),
     /// The one of this number, which the driver never uses again.
     Number(u64),
-    /// One of which the driver does not tell that, such as one that is being captured.
+    /// One that is being captured, or of which the driver does not tell that.
     Unknown(StreamHandle),
 }
 
@@ -31,14 +31,21 @@ impl StreamName {
     /// # Safety
     /// The stream lives.
     pub unsafe fn of(devices: &Devices, device: u32, handle: StreamHandle) -> StreamName {
-        // SAFETY: the caller's promise.
-        let number = || unsafe { devices.driver().stream_id(handle) };
+        // SAFETY: the caller's promise. To ask a stream that is being captured for its number ends that.
+        let number = || unsafe {
+            match devices.driver().stream_capture(handle)? {
+                Capture::None => devices.driver().stream_id(handle).map(Some),
+                _ => Ok(None),
+            }
+        };
         match handle {
             StreamHandle::PER_THREAD => StreamName::OfThread(std::thread::current().id()),
             _ if handle.is_legacy() => StreamName::Legacy,
             // A thread without a context may have to have one.
             _ => number()
                 .or_else(|_| devices.enter(device).and_then(|_entered| number()))
+                .ok()
+                .flatten()
                 .map_or(StreamName::Unknown(handle), StreamName::Number),
         }
     }

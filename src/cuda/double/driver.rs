@@ -254,7 +254,8 @@ impl StreamCalls for Double {
         // One of another device has an id, too.
         let device = machine.device_here("cuStreamGetId")?;
         let queue = machine.queue(stream, device);
-        if machine.capture_of(queue).is_some() {
+        if let Some(id) = machine.capture_of(queue) {
+            machine.captures.entry(id).and_modify(Capturing::invalidate);
             return Err(refuse("cuStreamGetId", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"));
         }
         Ok(match queue {
