@@ -119,6 +119,10 @@ fn push(step: Step) -> Result<()> {
 /// take a context, options and a work, but unisono_sparse_allreduce: that one, algorithms and unisono_buffer_
 /// functions are in no batch, and neither is what waits for the others otherwise.
 ///
+/// Before a context's first collective on device memory its GPUs agree (unisono_context_connect_device). If
+/// that is in a batch, a long send of it is on its way meanwhile, and the driver may wait for that: a program
+/// whose ranks receive it only behind the collective has the GPUs agree before the batch.
+///
 /// Batches nest: the outermost end counts.
 #[unsafe(no_mangle)]
 pub extern "C" fn unisono_batch_begin() -> unisono_status_t {

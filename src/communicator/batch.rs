@@ -9,7 +9,7 @@ use super::hosts::Composed;
 use super::staged::{Begun, Copies, End};
 use super::turns::{begin_in_turns, refused};
 use super::work::Work;
-use crate::collective::request::Request;
+use crate::collective::request::{Kind, Request};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
@@ -283,13 +283,18 @@ pub unsafe fn start_parts(parts: &[Part<'_>]) -> Vec<Result<Work>> {
     works.resize_with(parts.len(), || None);
     let (mut stopped, mut closing) = (None, Vec::new());
     let others: Vec<usize> = (0..parts.len()).filter(|place| !early.contains(place)).collect();
-    if !early.is_empty() {
-        // SAFETY: the caller's promise.
-        closing.push(unsafe { begin_some(parts, &beside, &early, &mut stopped, &mut works) });
-    }
-    device::connect_for(&open);
     // SAFETY: the caller's promise.
-    closing.push(unsafe { begin_some(parts, &beside, &others, &mut stopped, &mut works) });
+    let begun = unsafe { begin_some(parts, &beside, &early, &mut stopped, &mut works) };
+    // The host takes in what comes for receives. Their streams would wait, perhaps for who is behind the
+    // agreement, and the driver for these when it is asked for what that needs.
+    let sends = |&(place, _): &(usize, _)| parts[place].request.kind == Kind::Send;
+    let (sends, receives): (Vec<_>, Vec<_>) = begun.into_iter().partition(sends);
+    closing.push(close_some(sends));
+    device::connect_for(&open);
+    closing.push(close_some(receives));
+    // SAFETY: the caller's promise.
+    let begun = unsafe { begin_some(parts, &beside, &others, &mut stopped, &mut works) };
+    closing.push(close_some(begun));
     let unordered = beside.join();
     for (places, closing) in closing {
         for (place, work) in places.into_iter().zip(closing.wait()) {
@@ -326,8 +331,8 @@ unsafe fn ahead_of_agreement(parts: &[Part<'_>], open: &mut Vec<Candidate<'_>>) 
     (0..until).filter(is_early).collect()
 }
 
-/// Begins some of the operations of a list, and closes them but for what the thread waits for: these, and
-/// where they are. Of the others it notes the works. `stopped`: the first that could not be begun, and why.
+/// Begins some of the operations of a list: these, each with its place. Of the others it notes the works.
+/// `stopped`: the first that could not be begun, and why.
 ///
 /// # Safety
 /// As [`start_parts`].
@@ -337,7 +342,7 @@ unsafe fn begin_some(
     some: &[usize],
     stopped: &mut Option<(usize, Error)>,
     works: &mut [Option<Result<Work>>],
-) -> (Vec<usize>, Closing) {
+) -> Vec<(usize, Pending)> {
     let contexts: Vec<Option<&Context>> = some.iter().map(|&place| Some(parts[place].context)).collect();
     let device_of =
         |at: usize| parts[some[at]].context.device_of(parts[some[at]].request, parts[some[at]].call);
@@ -349,18 +354,23 @@ unsafe fn begin_some(
         _ => unsafe { parts[some[at]].begin(beside, some[at]) },
     };
     let begun = begin_in_turns(&contexts, &device_of, true, &check, &mut begin);
-    let (mut places, mut pending) = (Vec::new(), Vec::new());
+    let mut pending = Vec::new();
     for (&place, begun) in some.iter().zip(begun) {
         if let (None, Err(error)) = (&stopped, &begun) {
             *stopped = Some((place, error.clone()));
         }
         works[place] = Some(begun.map(|begun| {
-            places.extend(begun.is_some().then_some(place));
-            pending.extend(begun);
+            pending.extend(begun.map(|begun| (place, begun)));
             // Of what has been given to its stream.
             Work::ended(Ok(Completion::default()))
         }));
     }
+    pending
+}
+
+/// Closes operations of a list, each with its place, but for what the thread waits for: these places, too.
+fn close_some(begun: Vec<(usize, Pending)>) -> (Vec<usize>, Closing) {
+    let (places, pending) = begun.into_iter().unzip();
     (places, Pending::closing_all(pending))
 }
 

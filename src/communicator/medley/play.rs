@@ -19,6 +19,7 @@ use crate::communicator::context::Membership;
 use crate::communicator::hosts::tests::{agree, members};
 use crate::communicator::{Call, Context, Options, Rendezvous};
 use crate::cuda::context::Devices;
+use crate::cuda::courier::{Duty, Errand};
 use crate::cuda::double::{Double, DoubleKernels, Waiting};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::stream::Stream;
@@ -32,6 +33,9 @@ use crate::rendezvous::hash::HashStore;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The same where something goes wrong.
 const SHORT: Duration = Duration::from_secs(4);
+
+/// More than a rank has on their way at a time.
+const COURIERS: usize = 256;
 
 /// What a rank runs on.
 #[derive(Clone)]
@@ -150,6 +154,9 @@ impl Player<'_> {
             }
         }
         if let Some(seat) = self.seat.as_ref().filter(|_| setting.locks) {
+            // Beyond those for which there are desks, couriers ask the driver while streams wait.
+            let errands = (0..COURIERS).map(|_| Errand::new(&seat.devices, seat.device, Duty::default()));
+            drop(errands.collect::<Result<Vec<_>>>()?);
             let all = if setting.carriers == Carriers::Relays { Waiting::Seen } else { Waiting::All };
             seat.double.hold_lock(all, PATIENCE);
         }
@@ -242,14 +249,15 @@ impl Player<'_> {
         match step {
             Step::Collective(call) => {
                 let Some(context) = self.groups[call.group].clone() else { return Ok(()) };
-                self.collective(&context, call)
+                let ready = self.collective(&context, call);
+                self.make(&context, ready)
             }
             Step::Message(message) => {
                 let Some((context, sends)) = self.side(message) else { return Ok(()) };
                 let ready = self.message(message, sends);
                 self.make(&context, ready)
             }
-            Step::Together(messages) => self.together(messages),
+            Step::Together { calls, one_by_one } => self.together(calls, *one_by_one == Some(self.rank)),
             &Step::Gate { rank, stream, micros } if rank == self.rank => self.gate(stream, micros),
             &Step::Wait { rank, which } if rank == self.rank && !self.kept.is_empty() => {
                 let kept = self.kept.swap_remove(which % self.kept.len());

@@ -187,11 +187,22 @@ pub(super) struct Message {
 }
 
 #[derive(Clone, Debug)]
+pub(super) enum Listed {
+    Collective(Collective),
+    Message(Message),
+}
+
+#[derive(Clone, Debug)]
 pub(super) enum Step {
     Collective(Collective),
     Message(Message),
-    /// Started together, each rank's own in an order of its own.
-    Together(Vec<Message>),
+    /// Started together, each rank's messages in an order of its own, anywhere among its collectives, which
+    /// are of one group.
+    Together {
+        calls: Vec<Listed>,
+        /// The rank that makes its calls one by one.
+        one_by_one: Option<usize>,
+    },
     /// The stream of a rank waits so many microseconds.
     Gate {
         rank: usize,
@@ -321,14 +332,23 @@ impl Maker<'_> {
             4 if on_devices && self.dice.once_in(2) => Step::Synchronize { rank },
             5..8 => match self.message() {
                 Some(message) => Step::Message(message),
-                None => Step::Collective(self.collective()),
+                None => Step::Collective(self.collective_of_any()),
             },
-            8 | 9 => {
-                let messages: Vec<_> = (0..1 + self.dice.below(5)).filter_map(|_| self.message()).collect();
-                Step::Together(messages)
-            }
-            _ => Step::Collective(self.collective()),
+            8..11 => self.list(),
+            _ => Step::Collective(self.collective_of_any()),
         }
+    }
+
+    fn list(&mut self) -> Step {
+        let (group, mixes) = (self.dice.below(self.groups.len()), !self.dice.once_in(3));
+        let count = 1 + self.dice.below(6);
+        let call = |_| match mixes && self.dice.once_in(2) {
+            true => Some(Listed::Collective(self.collective(group))),
+            false => self.message().map(Listed::Message),
+        };
+        let calls = (0..count).filter_map(call).collect();
+        let one_by_one = self.dice.once_in(2).then(|| self.dice.below(self.setting.size()));
+        Step::Together { calls, one_by_one }
     }
 
     fn next_id(&mut self) -> u64 {
@@ -368,8 +388,12 @@ impl Maker<'_> {
         Part { stream, host, in_place: self.dice.once_in(3), mode, nap }
     }
 
-    fn collective(&mut self) -> Collective {
+    fn collective_of_any(&mut self) -> Collective {
         let group = self.dice.below(self.groups.len());
+        self.collective(group)
+    }
+
+    fn collective(&mut self, group: usize) -> Collective {
         let size = self.groups[group].len();
         let kind = self.dice.pick(&KINDS);
         let dtype = self.dice.pick(&TYPES);

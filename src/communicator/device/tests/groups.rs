@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::communicator::{start_parts, start_together};
-use crate::cuda::double::{Clock, DoubleKernels};
+use crate::cuda::double::{Clock, DoubleKernels, Waiting};
 use crate::schedule::Algorithm;
 
 /// A sum of so many words on a stream, in place.
@@ -252,17 +252,29 @@ fn calls_are_given_to_the_context_that_they_were_gathered_of() {
     });
 }
 
+/// Bytes of a piece that waits for its receiver.
+const PIECE: u64 = 1 << 18;
+
+/// Of a message and a collective, what a rank calls before the other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum First {
+    /// The message, which it waits for.
+    Message,
+    Collective,
+}
+
 /// Of two ranks the first has a message and a collective in a list, the other one after the other. GPUs
-/// exchange collectives; messages, as of `call`, go by way of the host.
-fn list_and_one_by_one(parent_sends: bool, has_agreed: bool) {
+/// exchange collectives; messages, as of `call`, go by way of the host, of the parent's in host memory.
+/// `kind`: what the first rank does with the message. `bytes`: how long it is.
+fn list_and_one_by_one(kind: Kind, of_parent: bool, bytes: u64, first: First, has_agreed: bool) {
     let found = ranks(&processes(2), words, |parent, seat| {
         let (double, devices, device) = seat;
         let context = &parent.duplicate().expect("a child");
-        context.cuda().pretend(devices, 256);
+        context.cuda().pretend(devices, PIECE as usize);
         context.cuda().pretend_loads(only(words));
         context.cuda().pretend_kernels(Arc::new(DoubleKernels(double.clone())));
         let _clock = Clock::start_slow(double);
-        let memory = [(); 2].map(|()| double.memory(*device, 8));
+        let memory = [(); 2].map(|()| double.memory(*device, bytes as usize));
         let timeout = Some(Duration::from_secs(20));
         let call = Call { stream: Some(double.stream(*device)), timeout, ..Call::default() };
         let sum = request(1, memory[1]);
@@ -270,40 +282,59 @@ fn list_and_one_by_one(parent_sends: bool, has_agreed: bool) {
             // SAFETY: the double trusts no addresses.
             unsafe { context.start(&sum, &call) }.expect("it starts").wait(Deadline::NEVER).expect("a sum");
         }
-        let kind = if context.rank() == 0 { Kind::Send } else { Kind::Receive };
-        let mut bytes = [0u8; 8];
-        let on_host = Call { timeout, ..Call::default() };
-        let (messenger, message, message_call) = match parent_sends {
-            true => {
-                (parent, message(context, kind, 8, bytes.as_mut_ptr().expose_provenance() as u64), &on_host)
-            }
-            false => (context, message(context, kind, 8, memory[0]), &call),
+        let other = if kind == Kind::Send { Kind::Receive } else { Kind::Send };
+        let kind = if context.rank() == 0 { kind } else { other };
+        let mut on_host = vec![0u8; bytes as usize];
+        let (messenger, address, message_call) = match of_parent {
+            true => (
+                parent,
+                on_host.as_mut_ptr().expose_provenance() as u64,
+                &Call { timeout, ..Call::default() },
+            ),
+            false => (context, memory[0], &call),
         };
+        let message = message(context, kind, bytes, address);
+        double.hold_lock(Waiting::All, Duration::from_secs(20));
         // SAFETY: the double trusts no addresses; those of the host are there until all has ended.
         let works = unsafe {
-            if context.rank() == 0 {
-                start_together(&[(messenger, &message, message_call), (context, &sum, &call)])
-            } else {
-                messenger.start(&message, message_call).and_then(|received| {
-                    received.wait(Deadline::NEVER)?;
+            match (context.rank(), first) {
+                (0, _) => start_together(&[(messenger, &message, message_call), (context, &sum, &call)]),
+                (_, First::Message) => messenger.start(&message, message_call).and_then(|message| {
+                    message.wait(Deadline::NEVER)?;
                     Ok(vec![context.start(&sum, &call)?])
-                })
+                }),
+                (_, First::Collective) => context
+                    .start(&sum, &call)
+                    .and_then(|sum| Ok(vec![sum, messenger.start(&message, message_call)?])),
             }
         };
-        works.and_then(|works| works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop)))
+        let ended =
+            works.and_then(|works| works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop)));
+        (ended, double.complaints())
     });
-    assert_eq!(found, [Ok(()), Ok(())]);
+    for (ended, complaints) in found {
+        assert_eq!((ended, complaints), (Ok(()), Vec::new()));
+    }
 }
 
 #[test]
 fn a_message_by_way_of_the_host_is_beside_a_collective_of_its_list_that_gpus_exchange() {
-    list_and_one_by_one(false, true);
+    list_and_one_by_one(Kind::Send, false, 8, First::Message, true);
 }
 
 #[test]
 fn a_message_is_beside_the_agreement_of_the_devices_for_a_collective_of_its_list() {
-    for parent_sends in [false, true] {
-        list_and_one_by_one(parent_sends, false);
+    for kind in [Kind::Send, Kind::Receive] {
+        for first in [First::Message, First::Collective] {
+            for (bytes, of_parent) in [(8, false), (8, true), (4 * PIECE, false)] {
+                list_and_one_by_one(kind, of_parent, bytes, first, false);
+            }
+            // More than is loaded ahead is sent from the device while the devices agree: so a rank that
+            // receives it behind that connects before.
+            if (kind, first) != (Kind::Send, First::Collective) {
+                list_and_one_by_one(kind, false, 16 * PIECE, first, false);
+            }
+        }
     }
 }
 

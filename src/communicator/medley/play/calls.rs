@@ -4,7 +4,7 @@ use std::ptr;
 use std::thread;
 use std::time::Duration;
 
-use super::super::program::{Collective, Kind, Message, Mode, Part};
+use super::super::program::{Collective, Kind, Listed, Message, Mode, Part};
 use super::super::values;
 use super::memory::{At, Due, pointer};
 use super::{PATIENCE, Player};
@@ -37,7 +37,7 @@ pub(super) struct Kept {
 }
 
 impl Player<'_> {
-    pub(super) fn collective(&mut self, context: &Context, call: &Collective) -> Result<()> {
+    pub(super) fn collective(&mut self, context: &Context, call: &Collective) -> Ready {
         let rank = context.rank() as usize;
         let part = call.parts[rank];
         let (given, due) = (values::input(call, rank), values::output(call, rank));
@@ -99,7 +99,7 @@ impl Player<'_> {
         let due = Due { at: to, bytes: due, what };
         let algorithm = Some(call.algorithm);
         let call = Call { algorithm, ..self.call(call.tag, part) };
-        self.make(context, Ready { request, call, part, input, due, odd })
+        Ready { request, call, part, input, due, odd }
     }
 
     pub(super) fn message(&mut self, message: &Message, sends: bool) -> Ready {
@@ -129,16 +129,28 @@ impl Player<'_> {
         Ready { request, call, part, input, due: Due { at, bytes, what }, odd: false }
     }
 
-    pub(super) fn together(&mut self, messages: &[Message]) -> Result<()> {
-        let mut own: Vec<_> =
-            messages.iter().filter_map(|message| Some((message, self.side(message)?))).collect();
-        // In any order.
-        for last in (1..own.len()).rev() {
-            own.swap(last, self.dice.below(last + 1));
+    /// Makes calls together, or one by one.
+    pub(super) fn together(&mut self, calls: &[Listed], one_by_one: bool) -> Result<()> {
+        let is_message = |call: &&Listed| matches!(call, Listed::Message(_));
+        let (messages, mut own): (Vec<_>, Vec<_>) = calls.iter().partition(is_message);
+        for message in messages {
+            own.insert(self.dice.below(own.len() + 1), message);
         }
         let mut made = Vec::new();
-        for (message, (context, sends)) in own {
-            made.push((context, self.message(message, sends)));
+        for call in own {
+            made.extend(match call {
+                Listed::Collective(call) => self.groups[call.group].clone().map(|context| {
+                    let ready = self.collective(&context, call);
+                    (context, ready)
+                }),
+                Listed::Message(message) => self.side(message).map(|(context, sends)| {
+                    let ready = self.message(message, sends);
+                    (context, ready)
+                }),
+            });
+        }
+        if one_by_one {
+            return made.into_iter().try_for_each(|(context, ready)| self.make(&context, ready));
         }
         let list: Vec<_> =
             made.iter().map(|(context, ready)| (context, &ready.request, &ready.call)).collect();
