@@ -1027,7 +1027,8 @@ ncclResult_t pncclSignal(int peer,
 
 /// Has the stream wait for signals, as many of each rank as the `nDesc` descriptors say; no other wait gets
 /// the same ones. What was put before them is there then. Returns once that is enqueued. In a group it comes
-/// behind all that the group puts and signals, and before its other calls. If they do not come within
+/// behind all that the group puts and signals, and before its other calls. What this rank puts, signals and
+/// calls afterwards comes behind it, also on other streams. If they do not come within
 /// UNISONO_NCCL_TIMEOUT, or a rank, no graph of which signals this one, destroys its communicator without
 /// sending them, the communicator fails; else, and in a graph, the stream waits as long as all ranks are
 /// well.

@@ -279,6 +279,14 @@ impl Operation for Gather {
         self.run.waits_for(group)
     }
 
+    fn is_at_work(&self) -> bool {
+        self.run.is_at_work()
+    }
+
+    fn standing(&self) -> Option<String> {
+        self.run.standing()
+    }
+
     fn through(&self) -> Through {
         self.run.through()
     }
