@@ -355,21 +355,20 @@ impl Run {
     }
 
     /// Runs what is ready: transfers, and local work as far as `allowance` goes. Whether all of that is done.
-    fn run_ready(&mut self, group: &Group, mailbox: u32, allowance: &mut Allowance) -> bool {
-        let plan = self.plan.clone();
+    fn run_ready(&mut self, group: &Group, plan: &Plan, mailbox: u32, allowance: &mut Allowance) -> bool {
         loop {
-            self.post_ready(group, &plan, mailbox);
+            self.post_ready(group, plan, mailbox);
             if self.progress.local.is_empty() {
                 return true;
             }
             while let Some(&index) = self.progress.local.front() {
-                if !self.work(group.endpoint(), &plan, index, allowance) {
-                    self.post_ready(group, &plan, mailbox);
+                if !self.work(group.endpoint(), plan, index, allowance) {
+                    self.post_ready(group, plan, mailbox);
                     return false;
                 }
                 self.progress.local.pop_front();
                 self.done = 0;
-                self.complete(&plan, index);
+                self.complete(plan, index);
             }
         }
     }
@@ -579,7 +578,7 @@ impl Operation for Run {
                 Ok(workspace) => self.workspace = Some(workspace),
                 Err(error) => return Poll::Ready(Err(error)),
             }
-            self.run_ready(group, mailbox, &mut allowance);
+            self.run_ready(group, &plan, mailbox, &mut allowance);
             group.endpoint().settle();
         }
         loop {
@@ -611,7 +610,7 @@ impl Operation for Run {
             }
             self.progress.finished = finished;
             self.progress.finished.clear();
-            if !self.run_ready(group, mailbox, &mut allowance) {
+            if !self.run_ready(group, &plan, mailbox, &mut allowance) {
                 return Poll::Pending;
             }
         }

@@ -112,6 +112,20 @@ impl Operation for Scripted {
     }
 }
 
+/// Counts the looks at an operation; in the one of this number its group fails.
+fn counting(
+    looks: &Arc<AtomicUsize>,
+    fails_in: usize,
+) -> impl FnMut(&Group, &Poll<Result<Completion>>) -> bool + Send + use<> {
+    let looks = looks.clone();
+    move |group, _| {
+        if looks.fetch_add(1, Ordering::Relaxed) + 1 == fails_in {
+            group.fail(Error::new(Status::Aborted, "enough"));
+        }
+        true
+    }
+}
+
 /// What a call is made with.
 fn calling(class: Class, tag: u64, signature: Signature, timeout: Option<Duration>) -> Calling {
     Calling { class, tag, signature, timeout }

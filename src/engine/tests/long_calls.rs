@@ -191,20 +191,6 @@ fn every_long_call_goes_on_where_its_last_look_stopped() {
     }
 }
 
-/// Counts the looks at an operation; in the one of this number its group fails.
-fn counting(
-    looks: &Arc<AtomicUsize>,
-    fails_in: usize,
-) -> impl FnMut(&Group, &Poll<Result<Completion>>) -> bool + Send + use<> {
-    let looks = looks.clone();
-    move |group, _| {
-        if looks.fetch_add(1, Ordering::Relaxed) + 1 == fails_in {
-            group.fail(Error::new(Status::Aborted, "enough"));
-        }
-        true
-    }
-}
-
 /// How rank 1 takes a broadcast of which rank 0 has given all: its bytes, how the call ended, and its looks.
 fn take_broadcast(waits: bool, timeout: Duration, fails_in: usize) -> (Vec<u32>, Result<Completion>, usize) {
     let [group, other] = direct_pair();

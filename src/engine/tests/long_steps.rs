@@ -33,20 +33,6 @@ unsafe fn run<T>(
     unsafe { Run::new(group, turn, Arc::new(plan), input.as_ptr().cast(), output.cast()) }
 }
 
-/// Counts the looks at an operation; in the one of this number its group fails.
-fn counting(
-    looks: &Arc<AtomicUsize>,
-    fails_in: usize,
-) -> impl FnMut(&Group, &Poll<Result<Completion>>) -> bool + Send + use<> {
-    let looks = looks.clone();
-    move |group, _| {
-        if looks.fetch_add(1, Ordering::Relaxed) + 1 == fails_in {
-            group.fail(Error::new(Status::Aborted, "enough"));
-        }
-        true
-    }
-}
-
 /// How an allgather ends of which the other rank has given nothing yet, how many looks that took, and what of
 /// the output it must not have come to.
 fn gather(waits: bool, timeout: Duration, fails_in: usize) -> (Error, usize, Vec<u32>) {

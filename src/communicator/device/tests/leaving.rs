@@ -341,6 +341,14 @@ fn what_streams_were_given_ends_though_its_context_is_gone() {
     }
 }
 
+/// One of two ranks of a process, whose GPUs exchange.
+fn join(rank: u32, store: &Arc<HashStore>, (double, devices): (&Arc<Double>, &Arc<Devices>)) -> Context {
+    DRIVER.set(Some(double.clone()));
+    let context = Context::create(options(rank, 2, store, "")).expect("ranks meet");
+    meet(&[(&context, rank)], || Ok(devices.clone()), choose, LOADS.exchange).expect("an agreement");
+    context
+}
+
 /// Its board says that it leaves, before its part in the exchange ends.
 #[test]
 fn who_waits_for_a_gpu_whose_rank_has_left_hears_though_it_holds_its_context() {
@@ -348,12 +356,7 @@ fn who_waits_for_a_gpu_whose_rank_has_left_hears_though_it_holds_its_context() {
         let (double, devices) = process(2);
         let _clock = Clock::start(&double);
         let (store, ended) = (Arc::new(HashStore::new()), Barrier::new(2));
-        let join = |rank: u32| {
-            DRIVER.set(Some(double.clone()));
-            let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
-            meet(&[(&context, rank)], || Ok(devices.clone()), choose, LOADS.exchange).expect("an agreement");
-            context
-        };
+        let join = |rank: u32| join(rank, &store, (&double, &devices));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let context = join(0);
@@ -395,12 +398,7 @@ fn graphs_of_others_do_not_wait_for_who_leaves_at_rest() {
         let (double, devices) = process(2);
         let _clock = Clock::start(&double);
         let (store, captured, left) = (Arc::new(HashStore::new()), Barrier::new(2), Barrier::new(2));
-        let join = |rank: u32| {
-            DRIVER.set(Some(double.clone()));
-            let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
-            meet(&[(&context, rank)], || Ok(devices.clone()), choose, LOADS.exchange).expect("an agreement");
-            context
-        };
+        let join = |rank: u32| join(rank, &store, (&double, &devices));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let context = join(0);
